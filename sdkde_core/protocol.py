@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
@@ -525,9 +525,13 @@ class BackendInfo:
     extent_limit: Callable[[Problem], float] = lambda problem: math.inf
     #: ``work(problem, config) -> Work``; without it the core prices a plain matrix-product formulation.
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
-
-    startup_seconds: ClassVar[float] = 0.0  # fields of AdvancedInfo
-    tuning: ClassVar[str] = ""
+    #: Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
+    startup_seconds: float = 0.0
+    #: ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
+    #: yet; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
+    compile_seconds: Callable[[Problem], float] = lambda problem: 0.0
+    #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; nothing if empty.
+    tuning: str = ""
 
     def __post_init__(self) -> None:
         def strings(value: Any, kind: type[tuple[Any, ...]] | type[frozenset[Any]]) -> bool:
@@ -547,10 +551,6 @@ class BackendInfo:
         check("(major, minor)", "protocol", good=lambda x: isinstance(x, tuple) and [*map(type, x)] == [int, int])
         check("a callable", "supports", "extent_limit", "compile_seconds", good=callable)
         check("a callable", "work", good=lambda x: x is None or callable(x))
-
-    def compile_seconds(self, problem: Problem) -> float:
-        """As :class:`AdvancedInfo` has it: here nothing is compiled."""
-        return 0.0
 
     def missing_modules(self) -> tuple[str, ...]:
         """Return the required modules that cannot be found, without importing them."""
@@ -577,6 +577,10 @@ class BackendInfo:
         return backend
 
 
+#: The same class: it is the name for backends that set its last three fields.
+AdvancedInfo = BackendInfo
+
+
 def _call_functions_once() -> None:
     """Call PyTorch's elementary functions on a CPU once, before several threads may call them at the same time.
 
@@ -589,19 +593,6 @@ def _call_functions_once() -> None:
             x = torch.ones(1, dtype=dtype, device="cpu")
             for name in ("exp", "log", "log1p", "sqrt", "cos", "sin"):
                 getattr(x, name)()
-
-
-@dataclass(frozen=True)
-class AdvancedInfo(BackendInfo):
-    """What the core may know of a backend besides: what comes before the first result, and what can be tuned."""
-
-    #: Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
-    startup_seconds: float = 0.0  # type: ignore[misc]
-    #: ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
-    #: yet; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
-    compile_seconds: Callable[[Problem], float] = lambda problem: 0.0  # type: ignore[assignment]
-    #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; nothing if empty.
-    tuning: str = ""  # type: ignore[misc]
 
 
 def _can_find(module: str) -> bool:

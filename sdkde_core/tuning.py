@@ -69,7 +69,7 @@ class Compiled(NamedTuple):
 
 
 class Space(TypingProtocol):
-    """A backend's kernels and their parameters: the object that ``AdvancedInfo.tuning`` names.
+    """A backend's kernels and their parameters: the object that ``BackendInfo.tuning`` names.
 
     No method needs a GPU. ``kernel`` is a kernel's name, ``architecture`` one such as ``"sm_86"``. Only :meth:`compile`
     may import heavy packages. The last four methods are not called for a backend that runs on CPUs.
