@@ -129,17 +129,12 @@ def choose_near(request: Request, problems: Sequence[Problem], long: bool = Fals
 def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
     """Whiten the data, by default from their median."""
     xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
-    centre, rows = centre_of(data.train, bandwidth) if centre is None else centre, None
-    if query is not None and isinstance(query, np.ndarray):  # not copied to stand together
-        points, rows = bandwidth.whiten(data.train, centre), bandwidth.whiten(query, centre)
-        distances = np.concatenate((radii(points), radii(rows)))
-    else:  # together they take half the kernels on a device
-        points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
-        distances = radii(points)
-        if query is not None:
-            points, rows = points[:n, :], points[n:, :]
+    centre = centre_of(data.train, bandwidth) if centre is None else centre
+    # Together they take half the kernels on a device.
+    points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
+    distances = radii(points)
     log_weights = xp.full_like(distances[:n], -math.log(n)) if data.log_weights is None else data.log_weights
-    return Measured(points, rows, distances, log_weights, centre)
+    return Measured(points[:n, :], None if query is None else points[n:, :], distances, log_weights, centre)
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:

@@ -32,15 +32,8 @@ from .saved import from_saved, origin_of, to_saved
 from .stacked import stacked
 
 
-class Divergence(NamedTuple):
-    """A mean difference of log densities, in nats, and its standard error."""
-
-    mean: float
-    standard_error: float
-
-
-class Entropy(NamedTuple):
-    """The mean of −log p̂ over draws, in nats, and its standard error."""
+class Average(NamedTuple):
+    """A mean over points, in nats, and its standard error."""
 
     mean: float
     standard_error: float
@@ -247,12 +240,12 @@ class Prepared:
         return moments(self._fitted.current, both=True)[1]
 
     @public
-    def entropy(self, *, n: int = 10_000, random_state: Any = 0) -> Entropy:
+    def entropy(self, *, n: int = 10_000, random_state: Any = 0) -> Average:
         """Return the entropy −∫ p̂ log p̂ as ``mean``, that of −log p̂ over ``n`` draws, in nats, and ``standard_error``.
 
         Not for ``method="laplace"``. One ``random_state``, see :meth:`sample`, gives the same draws.
         """
-        return Entropy(*_mean_of(-to_host(self.logpdf(self.sample(n, random_state))), "n draws"))
+        return _average(-to_host(self.logpdf(self.sample(n, random_state))), "n draws")
 
     @public
     def hdr(self, mass: Any, *, log: bool = False, n: int = 10_000, random_state: Any = 0) -> Any:
@@ -411,7 +404,7 @@ class Prepared:
         return first.coordinates.inverse(z if first.ends is None else first.coordinates.folded(z))
 
     @public
-    def divergence(self, other: Prepared, samples: Any = None, *, n: int = 10_000, random_state: Any = 0) -> Divergence:
+    def divergence(self, other: Prepared, samples: Any = None, *, n: int = 10_000, random_state: Any = 0) -> Average:
         """Return the mean of log p̂ − log q̂, q̂ the other density: which one held-out samples speak for.
 
         Parameters
@@ -426,14 +419,14 @@ class Prepared:
 
         Returns
         -------
-        Divergence
+        Average
             ``mean``, in nats, and ``standard_error``.
         """
         if not isinstance(other, Prepared) or other.n_dimensions != self.n_dimensions:
             raise TypeError(f"other is {brief(other)}; pass a prepared density of {self.n_dimensions} dimensions")
         points = self.sample(n, random_state) if samples is None else Argument.of("samples", samples)
         ours, theirs = (to_host(one.estimate(points, log=True)) for one in (self, other))
-        return Divergence(*_mean_of(ours - theirs, "samples"))
+        return _average(ours - theirs, "samples")
 
     def plot(self, samples: Any = None, **options: Any) -> Any:
         """Draw the density with matplotlib: its curve, its contours in two dimensions, or all pairs in more.
@@ -532,12 +525,11 @@ def _beside(given: Any, found: Any, dtype: str = "") -> Any:
     return found if query.origin.xp is None else there.reshape(np.shape(found))
 
 
-def _mean_of(values: Any, name: str) -> tuple[float, float]:
-    """The mean of values (n,) and its standard error."""
+def _average(values: Any, name: str) -> Average:
     values = np.asarray(values, dtype=np.float64)
     if values.size < 2:
         raise ValueError(f"{name} has fewer than 2 points; pass more")
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(values.size))
+    return Average(float(values.mean()), float(values.std(ddof=1) / math.sqrt(values.size)))
 
 
 def follow(density: Callable[[], Prepared], what: str, query: Any) -> Any:
