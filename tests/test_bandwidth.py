@@ -11,8 +11,7 @@ import sdkde_core
 from sdkde_core.arrays import ingest
 from sdkde_core.bandwidth.matrix import Bandwidth
 from sdkde_core.bandwidth.rules import RULES, resolve
-from sdkde_core.engine.outliers import radii
-from sdkde_core.estimator.plan import measure
+from sdkde_core.estimator.plan import centre_of, whitened
 
 
 @pytest.fixture
@@ -176,7 +175,8 @@ def test_the_centre_lies_among_the_points_where_columns_are_nearly_dependent(out
     x[3] *= outlier
     b = Bandwidth.of(h, 8)
     for kind in (np.asarray, torch.from_numpy, array_api_strict.asarray):
-        distances = radii(measure(ingest(kind(x)), b).train)
+        data = ingest(kind(x))
+        distances = whitened(data, b, centre_of(data.train, b))[1]
         assert np.median(np.asarray(distances)) < 10.0
 
 

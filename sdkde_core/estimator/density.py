@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,29 +63,15 @@ def log_norm(kernel: str, d: int) -> float:
     """Return log ∫K(‖u‖) du over d dimensions, of one of ``protocol.KERNELS``, K(0) = 1."""
     if kernel == "gaussian":
         return 0.5 * d * math.log(2.0 * math.pi)
-    return math.log(2.0) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d) + float(_radial(kernel)[0](d))
+    return math.log(2.0) + 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d) + float(_radial[kernel][0](d))
 
 
 def radial_variance(kernel: str, d: int) -> float:
     """The variance of a kernel K along each of d dimensions, in bandwidths squared."""
     if kernel == "gaussian":
         return 1.0
-    log_integral = _radial(kernel)[0]  # of r^(d−1) K
+    log_integral = _radial[kernel][0]  # of r^(d−1) K
     return math.exp(float(log_integral(d + 2)) - float(log_integral(d))) / d
-
-
-def _radial(kernel: str) -> Sequence[Callable[..., Any]]:
-    """Two functions: log ∫ r^(d−1) K(r) dr, of d; and radii (n,) drawn by r^(d−1) K(r), of n, d and rng."""
-    known: dict[str, Sequence[Callable[..., Any]]] = {
-        "tophat": (lambda d: -math.log(d), lambda n, d, rng: rng.beta(d, 1, n)),
-        "epanechnikov": (lambda d: math.log(2.0 / d / (d + 2)), lambda n, d, rng: np.sqrt(rng.beta(0.5 * d, 2, n))),
-        "exponential": (math.lgamma, lambda n, d, rng: rng.gamma(d, size=n)),
-        "linear": (lambda d: -math.log(d) - math.log(d + 1), lambda n, d, rng: rng.beta(d, 2, n)),
-        "cosine": (_cosine, _cosine_radii),
-    }
-    if kernel not in known:
-        raise NotImplementedError(f"kernel {kernel!r} is only a name; docs/architecture.md says what a kernel needs")
-    return known[kernel]
 
 
 def _cosine(d: int) -> float:
@@ -114,7 +100,7 @@ def kernel_draws(kernel: str, n: int, d: int, rng: Any) -> Array:
     normal = rng.standard_normal((n, d))
     if kernel == "gaussian":
         return normal
-    return normal * (_radial(kernel)[1](n, d, rng) / np.linalg.vector_norm(normal, axis=1))[:, None]
+    return normal * (_radial[kernel][1](n, d, rng) / np.linalg.vector_norm(normal, axis=1))[:, None]
 
 
 def _cosine_radii(n: int, d: int, rng: Any) -> Array:
@@ -126,6 +112,16 @@ def _cosine_radii(n: int, d: int, rng: Any) -> Array:
         new = new[rng.uniform(size=new.size) * z >= np.sin(z)]
         radii[new] = rng.beta(d, 2, new.size)
     return radii
+
+
+# Of each kernel log ∫ r^(d−1) K(r) dr, of d; and radii (n,) drawn by r^(d−1) K(r), of n, d and rng.
+_radial: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "tophat": (lambda d: -math.log(d), lambda n, d, rng: rng.beta(d, 1, n)),
+    "epanechnikov": (lambda d: math.log(2.0 / d / (d + 2)), lambda n, d, rng: np.sqrt(rng.beta(0.5 * d, 2, n))),
+    "exponential": (math.lgamma, lambda n, d, rng: rng.gamma(d, size=n)),
+    "linear": (lambda d: -math.log(d) - math.log(d + 1), lambda n, d, rng: rng.beta(d, 2, n)),
+    "cosine": (_cosine, _cosine_radii),
+}
 
 
 def normal_distribution() -> Any:

@@ -45,16 +45,6 @@ class Plan(NamedTuple):
         return self.problems[self.request.answering]
 
 
-class Measured(NamedTuple):
-    """Whitened points and what decides how to sum them; nothing of it has been read back from a device."""
-
-    train: Any  # (n, d)
-    query: Any  # (m, d), or None
-    distances: Any  # (n + m,) from the origin: the training points', then the query's
-    log_weights: Any  # (n,)
-    centre: Any  # (d,)
-
-
 def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwidth]:
     """Validate the arrays, and find the bandwidth."""
     device = request.device if isinstance(request.device, str) else None
@@ -86,29 +76,31 @@ def plan(
     if expected is not None:
         check_query(expected, n, d, data.names)
         data, m = data._replace(dtype=max(data.dtype, expected.dtype)), expected.shape[0]  # "float64" > "float32"
-    measured, extent = located(data, bandwidth)
+    points, distances, centre, extent = located(data, bandwidth)
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     if data.log_weights is not None:
         problems = tuple(with_fields(p, weight_span=data.weight_span) for p in problems)
-    if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(measured.train)) < 1.0:
+    if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(points[:n, :])) < 1.0:
         problems = tuple(with_fields(p, distinct=float(f"{unequal:.2g}")) for p in problems)
 
     def share(step: int, limit: float) -> float:
-        columns = rows = measured.distances[:n]
-        if measured.query is not None and request.passes[step].rows != "train":
-            rows = measured.distances[n:]
+        columns = rows = distances[:n]
+        if data.query is not None and request.passes[step].rows != "train":
+            rows = distances[n:]
         return outlier_share(rows, columns, limit * request.passes[step].scale)
 
     how: dict[str, Any] = {"data_device": data.device, "came_from": data.came_from, "calls": request.calls}
     how |= {"options": request.backend_options, "explained": explained, "without": request.without}
     choice = None if data.came_from == "cpu" else choose_near(request, problems, **how)
     choice = choice or select.choose(problems, backend=request.backend, device=request.device, share=share, **how)
-    library, place = choice.info.arrays, choice.device
-    columns = Columns(convert(measured.train, library, place), convert(measured.log_weights, library, place))
-    rows = None if measured.query is None else convert(measured.query, library, place)
-    return Plan(request, data, bandwidth, measured.centre, columns, rows, select.at(problems, place), choice)
+    library, place, logs = choice.info.arrays, choice.device, data.log_weights
+    if logs is None:
+        logs = array_namespace(distances).full_like(distances[:n], -math.log(n))
+    columns = Columns(convert(points[:n, :], library, place), convert(logs, library, place))
+    rows = None if data.query is None else convert(points[n:, :], library, place)
+    return Plan(request, data, bandwidth, centre, columns, rows, select.at(problems, place), choice)
 
 
 def choose_near(request: Request, problems: Sequence[Problem], long: bool = False, **how: Any) -> select.Choice | None:
@@ -126,33 +118,28 @@ def choose_near(request: Request, problems: Sequence[Problem], long: bool = Fals
     return choice if near and (long or brief) else None
 
 
-def measure(data: Data, bandwidth: Bandwidth, centre: Any = None) -> Measured:
-    """Whiten the data, by default from their median."""
-    xp, n, query = array_namespace(data.train), data.train.shape[0], data.query
-    centre = centre_of(data.train, bandwidth) if centre is None else centre
-    # Together they take half the kernels on a device.
-    points = bandwidth.whiten(data.train if query is None else xp.concat([data.train, query]), centre)
-    distances = radii(points)
-    log_weights = xp.full_like(distances[:n], -math.log(n)) if data.log_weights is None else data.log_weights
-    return Measured(points[:n, :], None if query is None else points[n:, :], distances, log_weights, centre)
+def whitened(data: Data, bandwidth: Bandwidth, centre: Any) -> tuple[Any, Any]:
+    """Samples and query in bandwidths from a centre (n + m, d), and their distances from it (n + m,)."""
+    train, query = data.train, data.query  # together they take half the kernels on a device
+    points = bandwidth.whiten(train if query is None else array_namespace(train).concat([train, query]), centre)
+    return points, radii(points)
 
 
-def located(data: Data, bandwidth: Bandwidth) -> tuple[Measured, float]:
-    """Whiten the data and read their extent."""
-    measured = measure(data, bandwidth)
-    extent = checked_extent(measured.distances, data, bandwidth)
+def located(data: Data, bandwidth: Bandwidth) -> tuple[Any, Any, Any, float]:
+    """Whiten the data, by default from their median, and read their extent; return it after points and centre."""
+    centre = centre_of(data.train, bandwidth)
+    points, distances = whitened(data, bandwidth, centre)
+    extent = checked_extent(distances, data, bandwidth)
     if extent <= CLEAR or bandwidth.narrow:  # the former nearly always
-        return measured, extent
-    here, (h, _) = to_host(measured.centre), widths(bandwidth)
-    if not (abs(here) > CLEAR * h).any():
-        return measured, extent
-    best = clearest_centre(to_host(data.train), None if data.query is None else to_host(data.query), h, here)
-    if not np.array_equal(best, here):
-        if measured.centre is not here:
-            best = array_namespace(measured.centre).asarray(best, device=device_of(measured.centre))
-        measured = measure(data, bandwidth, best)
-        extent = checked_extent(measured.distances, data, bandwidth)
-    return measured, extent
+        return points, distances, centre, extent
+    here, (h, _) = to_host(centre), widths(bandwidth)
+    if (abs(here) > CLEAR * h).any():
+        best = clearest_centre(to_host(data.train), None if data.query is None else to_host(data.query), h, here)
+        if not np.array_equal(best, here):
+            centre = array_namespace(centre).asarray(best, device=device_of(centre))
+            points, distances = whitened(data, bandwidth, centre)
+            extent = checked_extent(distances, data, bandwidth)
+    return points, distances, centre, extent
 
 
 def checked_extent(distances: Any, points: Data, bandwidth: Bandwidth) -> float:
