@@ -146,8 +146,12 @@ class Request:
         for name in ("method", "kernel", "negative", "precision", "backend"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; pass a string")
-        for name, known in (("method", ALL_METHODS), ("kernel", tuple(KERNELS)), ("negative", NEGATIVE)):
-            _check_known(name, getattr(self, name), known)
+        precisions = ("auto", *PRECISIONS)
+        named = {"method": ALL_METHODS, "kernel": tuple(KERNELS), "negative": NEGATIVE, "precision": precisions}
+        for name, known in named.items():
+            if (value := getattr(self, name)) not in known:
+                hint = did_you_mean(value, known)
+                raise ValueError(f"{name} is {value!r}; pass one of {', '.join(map(repr, known))}{hint}")
         if self.kernel != "gaussian" and self.method != "kde":
             why = f"method={self.method!r} is made for the Gaussian kernel; pass method='kde', or leave kernel out"
             raise ValueError(f"kernel={self.kernel!r} is for method='kde', but {why}")
@@ -188,9 +192,8 @@ class Request:
         if self.negative != "keep" and self.method != "laplace":
             why = f"method={self.method!r} is never negative; leave negative out"
             raise ValueError(f"negative={self.negative!r} is for method='laplace', but {why}")
-        _check_known("precision", self.precision, ("auto", *PRECISIONS))
         if self.precision == "auto" and (chosen := os.environ.get("SDKDE_PRECISION")):
-            if chosen not in ("auto", *PRECISIONS):
+            if chosen not in precisions:
                 hint = did_you_mean(chosen, PRECISIONS)
                 raise ValueError(f"SDKDE_PRECISION is {chosen!r}; set one of {', '.join(PRECISIONS)}{hint}")
             object.__setattr__(self, "precision", chosen)
@@ -297,11 +300,6 @@ def _passes(goal: Goal, method: str, c: float, adaptive: bool, guarded: bool) ->
     if guarded:
         passes.append(last._replace(scale=GUARD[0], most=GUARD[1]))
     return tuple(passes)
-
-
-def _check_known(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; pass one of {', '.join(map(repr, known))}{did_you_mean(value, known)}")
 
 
 F = TypeVar("F", bound=Callable[..., Any])
