@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import sys
 import time
@@ -35,8 +34,6 @@ from .moving import groups_of
 from .plan import Plan, checked_extent
 from .request import Request
 from .resolution import REACH, check_resolution
-
-_logger = logging.getLogger("sdkde")
 
 R = TypeVar("R")
 Groups = tuple[Group, ...]
@@ -222,7 +219,6 @@ class Fitted:
                     raise
                 with here._lock:
                     if here.second is None:
-                        _logger.debug("backend %s on %s %s", stopped.backend, stopped.device, stopped)
                         given_up = here.request.without | {(stopped.backend, stopped.device): str(stopped)}
                         here.second = loaded(replace(here.request, without=given_up), *here.state("auto")[1:])
                 here = here.second.current

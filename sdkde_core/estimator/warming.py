@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +20,6 @@ from ..protocol import BackendInfo, BackendUnavailable, Problem
 from .fitted import run, set_aside
 from .plan import plan
 from .request import METHODS, Goal, Request
-
-_logger = logging.getLogger("sdkde")
 
 
 def warm_up(device: str | tuple[str, ...] | None) -> dict[str, dict[str, float]]:
@@ -89,8 +86,8 @@ def _warm(info: BackendInfo, device: str) -> str:
         except BackendFailed as failure:
             set_aside(Request(Goal.DENSITY), failure)
             return str(failure)
-        except BackendUnavailable as error:  # it finds out only now
-            _logger.debug("backend %s is not warmed up by %s: %s", info.name, problems, error)
+        except BackendUnavailable:  # it finds out only now that it does not take these
+            pass
     registry.warm[info.name, device] = compiled
     return ""
 
