@@ -124,22 +124,16 @@ class Request:
         A request of plain values is kept, as to make it takes a tenth of a small estimate. The bandwidth and the
         weights are validated with the data.
         """
-        # True equals 1 and is another option.
-        given = [(name, type(x), x) for name, x in options.items() if name not in ("bandwidth", "weights")]
-        plain = {kind for _, kind, _ in given} <= {str, bool, int, float, type(None)} and options.get("device") is None
-        key: Any = (goal, os.environ.get("SDKDE_PRECISION"), *given) if plain else None
-        made = _kept.get(key)
-        if made is None:
-            if unknown := [name for name in options if name not in Options.__annotations__]:
-                known = [*own, *Options.__annotations__]
-                instead = f"pass some of {', '.join(known)}{did_you_mean(unknown[0], known)}"
-                raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; {instead}")
-            made = cls(goal, **options)
-            if key is None:
-                return made
-            if len(_kept) >= 64:
-                _kept.clear()
-            _kept[key] = with_fields(made, bandwidth="auto", weights=None)
+        if unknown := [name for name in options if name not in Options.__annotations__]:
+            known = [*own, *Options.__annotations__]
+            instead = f"pass some of {', '.join(known)}{did_you_mean(unknown[0], known)}"
+            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}; {instead}")
+        shared: dict[str, Any] = {name: x for name, x in options.items() if name not in ("bandwidth", "weights")}
+        plain = set(map(type, shared.values())) <= {str, bool, int, float, type(None)}
+        if plain and options.get("device") is None:
+            made = _kept(os.environ.get("SDKDE_PRECISION"), goal, **shared)
+        else:
+            made = cls(goal, **shared)
         return with_fields(made, bandwidth=options.get("bandwidth", "auto"), weights=options.get("weights"))
 
     def __post_init__(self) -> None:
@@ -259,7 +253,10 @@ class Request:
         return found
 
 
-_kept: dict[Any, Request] = {}  # by goal, environment and options
+@functools.lru_cache(maxsize=64, typed=True)  # True equals 1 and is another option
+def _kept(environment: str | None, goal: Goal, **options: Any) -> Request:
+    """The request of plain options; ``environment``: the variable that it follows from, too."""
+    return Request(goal, **options)
 
 
 def precision_for(precision: str, dtype: str) -> str:
