@@ -322,7 +322,7 @@ def debias(train: Any, *, score: Score = None, progress: Progress = False, **opt
 
     def compute(request: Request) -> Any:
         ready = autograd.plan(request, train)
-        return _moved(ready, ready.request, scores(ready, advance=advance))
+        return _moved(ready, ready.request, scores(ready, advance))
 
     with watched(progress, None if progress is False else Argument.of("train", detached(train))) as advance:
         result = with_fallback(request, compute)

@@ -16,7 +16,7 @@ from ..choice.cost import typical_extent
 from ..choice.judge import Candidate
 from ..protocol import TOLERANCES, Problem, Reduction
 from . import autograd
-from .fitted import Fitted, PassReport, run, with_fallback
+from .fitted import Fitted, Ran, run, with_fallback
 from .laplace import NegativeMass
 from .mapped import located, mapped, shares
 from .request import Request
@@ -62,7 +62,7 @@ class Explanation:
     @classmethod
     def of(
         cls, request: Request, problems: tuple[Problem, ...], choice: select.Choice, bandwidth: str,
-        reports: Sequence[PassReport] = (), **more: Any,
+        reports: Sequence[Ran] = (), **more: Any,
     ) -> Explanation:  # fmt: skip
         """Make one of a plan; ``reports``: of the passes, if they were run; ``more``: the last fields."""
         seconds, lines = next(c for c in choice.candidates if c.chosen).pass_seconds, []
@@ -71,10 +71,9 @@ class Explanation:
             purpose = density if step.most is None else "the guard of its tails"
             if step.moves:
                 purpose = "how wide kernels are, and how samples move" if request.adaptive else "how samples move"
-            p = reports[i].problem if reports else problem
-            took = (reports[i].seconds, reports[i].far_points) if reports else ()
+            p, took, far = reports[i] if reports else (problem, None, 0)
             size = str(p.reduction), p.m, p.n, p.d, p.precision, p.extent
-            lines.append(PassLine(purpose, *size, seconds[i] if seconds else None, *took))
+            lines.append(PassLine(purpose, *size, seconds[i] if seconds else None, took, far))
         chosen = choice.name, choice.where, choice.reason, tuple(lines), choice.candidates, choice.calls
         return cls(request.method, bandwidth, *chosen, kernel=request.kernel, distinct=problems[0].distinct, **more)
 
@@ -150,7 +149,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         ready = autograd.plan(request, train_or_shape, query_or_shape, explained=True)
         if not ready.problems[-1].m:
             raise ValueError("query is empty: there is nothing to explain")
-        reports: list[PassReport] = []
+        reports: list[Ran] = []
         if measure:
             run(ready, reports.append)
         given = ready.request, ready.problems, ready.choice, str(ready.request.told(ready.bandwidth)), reports

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -49,14 +49,9 @@ class Components(NamedTuple):
     centre: Any  # (d,) data units
 
 
-@dataclass(frozen=True)
-class PassReport:
-    problem: Problem
-    seconds: float  # on the clock
-    far_points: int  # outliers, summed apart by a slower formula
-
-
-Report = Callable[[PassReport], None] | None  # called after each pass
+# A pass that was run: the problem, seconds on the clock, and how many outliers were summed apart, by a slower formula.
+Ran = tuple[Problem, float, int]
+Report = Callable[[Ran], None] | None  # called after each pass
 
 
 def run(plan: Plan, report: Report = None) -> Partial:
@@ -92,10 +87,10 @@ def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -
     return last, groups
 
 
-def scores(plan: Plan, report: Report = None, advance: Advance | None = None) -> Partial:
+def scores(plan: Plan, advance: Advance | None) -> Partial:
     """The sums of the samples themselves, in the bandwidth of their score."""
     plan = _in_order(plan)
-    return undo(_scores(plan, report, advance), plan.order)
+    return undo(_scores(plan, None, advance), plan.order)
 
 
 def _scores(plan: Plan, report: Report, advance: Advance | None) -> Partial:
@@ -145,7 +140,7 @@ def _pass(plan: Plan, problem: Problem, groups: Groups, rows: Any, report: Repor
             if k >= len(groups) - 1 - guards:  # the guard is a pass of its own
                 to_host(detached(sums.log_sum[:1]))  # waits for the device
                 one = groups[k].problem(problem) if k > len(groups) - 1 - guards else problem
-                report(PassReport(one, time.perf_counter() - start, far))
+                report((one, time.perf_counter() - start, far))
                 start, far = time.perf_counter(), 0
         return merge(parts)
     if "told" in plan.choice.info.features:
