@@ -169,20 +169,13 @@ class Bandwidth:
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
         """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
         if self.factor.ndim == 1:
-            h = like(self.factor, centre) if self._number is None else self._number  # by a number NumPy divides faster
-            return functools.partial(_divided, h, centre)
+            return functools.partial(_divided, like(self.factor, centre), centre)
         inverse = self._inverse
         if inverse.low is None:
             matrix = like(inverse.whole.T, centre)
             return lambda x: _times(x - centre, matrix)
         cut = [like(array, centre) for array in inverse.cut()]
         return lambda x: shifted_product(x, centre, *cut)
-
-    @functools.cached_property
-    def _number(self) -> float | None:
-        """The number that all of L's diagonal is, if it is one: no device has to be sent it."""
-        one = like(self.factor, self.factor) if self.factor.ndim == 1 else None
-        return one if isinstance(one, float) else None
 
     @functools.cached_property
     def narrow(self) -> bool:

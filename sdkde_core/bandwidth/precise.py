@@ -47,8 +47,6 @@ def inverse_of(factor: Array, matrix: Array | None = None) -> Inverse:
     scale = np.ldexp(1.0, np.frexp(abs(factor).max(axis=1))[1])  # powers of two: division is exact
     given = factor / scale[:, None]
     high = np.tril(np.linalg.inv(given))
-    if np.vdot(high, high) * np.vdot(given, given) <= 256.0:  # as below, by a wider bound that takes less time
-        return Inverse(scale, high)
     amplified = abs(high) @ abs(given)
     condition = float(np.sqrt(amplified.sum(axis=0).max() * amplified.sum(axis=1).max()))  # ≥ the 2-norm
     if condition <= 16.0:  # plain float64 does: it loses so many roundings of the farthest point's coordinates

@@ -79,7 +79,7 @@ def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Arra
     scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
-        found = matrix / _size(matrix), said(1, _median(scales.logs - columns.logs))
+        found = matrix / _size(matrix), said(1, np.median(scales.logs - columns.logs))
     if not mixed or not _far_from_singular(correlation):
         return found
     size, more, likeliest = _size(correlation), d * (d - 1) / 2, scales
@@ -89,14 +89,14 @@ def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Arra
         likeliest = max(scales, oriented, key=lambda fit: float(fit.logs @ kernels.rows))
         if kernels.better(oriented, simple, freed, 0, errors=max(-1.5, 1.0 + 2.5 * math.log(size))):
             simple, freed = oriented, "scale"
-            found = correlation, said(2, _median(oriented.logs - columns.logs))
+            found = correlation, said(2, np.median(oriented.logs - columns.logs))
     if not enough(len(kernels.w), d) or not kernels.may_gain(likeliest, "matrix", d * (d + 1) / 2 - 1):
         return found
     full = kernels.climb(likeliest, "matrix")
     more += (d - 1) * (freed == "scale")
     if kernels.better(full, simple, freed, more) and _far_from_singular(full.matrix):
         matrix = full.matrix * (size / _size(full.matrix))
-        found = (matrix + matrix.T) / 2, said(3, _median(full.logs - columns.logs))
+        found = (matrix + matrix.T) / 2, said(3, np.median(full.logs - columns.logs))
     return found
 
 
@@ -183,9 +183,7 @@ class Fits:
     def _without_the_far(self, factor: NDArray[Any]) -> None:
         """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
         logs = self.judged(self.fit(factor, np.linalg.inv(factor))).logs
-        n = len(logs)
-        least = np.interp(0.03 * (n - 1), np.arange(n), np.sort(logs))  # the quantile, which NumPy takes longer for
-        rows = self.w * np.exp(np.minimum(logs - least, 0.0))
+        rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, 0.03), 0.0))
         self.rows = rows / rows.sum()
 
     def _scaled(self, factor: NDArray[Any], lengths: Sequence[float]) -> _Fit:
@@ -213,7 +211,7 @@ class Fits:
     def _score(self, fit: _Fit, other: _Fit, more: float) -> float:
         """By how many standard errors a fit is better than another, which has ``more`` parameters less."""
         differences, rows = fit.logs - other.logs, self.rows
-        middle = _median(differences)
+        middle = np.median(differences)
         differences = np.clip(differences, middle - 2.0, middle + 2.0)  # one far sample can have more than all others
         mean = float(differences @ rows)
         error = math.sqrt(float(rows**2 @ (differences - mean) ** 2))
@@ -225,16 +223,10 @@ def scale_of(weights: Array, d: int) -> float:
     return normal_reference("kde", d, 1.0 / float(weights @ weights))
 
 
-def said(which: int, log_times: float) -> str:
+def said(which: int, log_times: Any) -> str:
     """What a reason says of a shape: 1 a scale per column, 2 the correlation, 3 a matrix."""
     what = "", "a scale of its own per column", "that of the samples' correlation", "a full matrix"
     return f"; its shape is {what[which]}, which makes a left-out sample {math.exp(log_times):.3g} times as likely"
-
-
-def _median(x: Array) -> float:
-    """NumPy's takes five times as long for so few."""
-    places = [(len(x) - 1) // 2, len(x) // 2]
-    return 0.5 * float(np.partition(x, places)[places].sum())
 
 
 def _size(matrix: Array) -> float:
