@@ -123,39 +123,41 @@ def choose(
     # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, but not
     # if the share of far pairs was asked for.
     key: Any = None
-    if not (explained or options or aside or (several and share)):
+    if not (explained or options or aside):
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), has_context("cuda")
         cards = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))  # the driver is asked once
         ours = map(os.environ.get, ("SDKDE_BACKEND", "SDKDE_TUNING", "SDKDE_DB"))
         key = (tuple(problems), wanted, several and tuple(several), type(several), share is None, *state, *cards, *ours)
         if (known := registry.chosen.get(key)) is not None and known[0] is registry.records():
             return known[1]
-    if several is None:
-        return _choose(problems, share, wanted, options, explained, aside, key)
-    if "grad" in problems[0].requires:
+    if several and "grad" in problems[0].requires:
         raise ValueError("the input requires grad, for which one device computes; pass one, or detached tensors")
+    looked: list[float] = []
+
+    @functools.cache  # several backends have one limit
+    def noted(step: int, limit: float) -> float:
+        looked.append(limit)
+        return share(step, limit) if share else 1.0
+
     while True:
-        choice = _choose(problems, share, wanted, options, explained, aside)
-        if not (reason := _unusable_on(several[1:], choice, options, aside)):
+        choice = _choose(problems, share and noted, wanted, options, explained, aside)
+        if not (reason := _unusable_on((several or ())[1:], choice, options, aside)):
             break
         if named_backend(backend) != "auto":
             raise BackendUnavailable(f"backend {choice.name!r} {reason}; leave it out")
         aside[choice.name, choice.device] = reason  # one that works on all of them is to be found
-    most, count = len(several), len(several)
-    if isinstance(several, AllGpus):
-        counts = [k for k in (1, 2, 4, 8) if k < most] + [most]
-        count = min(counts, key=lambda k: (_shared_seconds(problems, choice, k), -k))
-    more = f"; {count} of {most} devices, as more would take longer" if count < most else ""
-    choice = replace(choice, devices=tuple(several[:count]) if count > 1 else (), reason=choice.reason + more)
-    if key is not None and not aside:
-        _keep(key, choice)
+    if several:
+        most, count = len(several), len(several)
+        if isinstance(several, AllGpus):
+            counts = [k for k in (1, 2, 4, 8) if k < most] + [most]
+            count = min(counts, key=lambda k: (_shared_seconds(problems, choice, k), -k))
+        more = f"; {count} of {most} devices, as more would take longer" if count < most else ""
+        choice = replace(choice, devices=tuple(several[:count]) if count > 1 else (), reason=choice.reason + more)
+    if key is not None and not (looked or aside):
+        if len(registry.chosen) >= 256:
+            registry.chosen.clear()
+        registry.chosen[key] = registry.records(), choice
     return choice
-
-
-def _keep(key: Any, choice: Choice) -> None:
-    if len(registry.chosen) >= 256:
-        registry.chosen.clear()
-    registry.chosen[key] = registry.records(), choice
 
 
 def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -> float:
@@ -190,9 +192,9 @@ def _unusable_on(
 
 def _choose(
     problems: Sequence[Problem], share: Share | None, wanted: Wanted, options: Mapping[str, Any] | None,
-    explained: bool, aside: Mapping[tuple[str, str], str], key: Any = None,
+    explained: bool, aside: Mapping[tuple[str, str], str],
 ) -> Choice:  # fmt: skip
-    """The choice for one device, kept by ``key``: first among those that may rank first, then among all."""
+    """The choice for one device: first among those that may rank first, then among all."""
     cpu_threads(), switched_off("SDKDE_TUNING")  # ValueError for one set wrongly, before a backend is blamed for it
     named, tried = named_backend(wanted.backend), dict[tuple[str, str], str]()
     named_by = f"SDKDE_BACKEND is {named!r}: " if named != wanted.backend else ""
@@ -202,15 +204,8 @@ def _choose(
         raise ValueError("backend_options go with a named backend; pass backend=... too")
     else:
         tried = registry.aside | dict(aside)
-    looked: list[float] = []
-
-    @functools.cache  # several backends have one limit
-    def noted(step: int, limit: float) -> float:
-        looked.append(limit)
-        return share(step, limit) if share else 1.0
-
     for everything in (True,) if explained else (False, True):
-        candidates = ranked(problems, None if share is None else noted, wanted, tried, everything)
+        candidates = ranked(problems, share, wanted, tried, everything)
         for candidate in candidates if everything else candidates[:1]:
             where = candidate.name, candidate.device
             if not candidate.ok or named not in ("auto", candidate.name) or where in tried:
@@ -225,8 +220,6 @@ def _choose(
             final = tuple(_settle(c, candidate, tried) for c in candidates)
             choice = Choice(record.info, candidate.device, implementation, final, reason, wanted.calls)
             _logger.debug("backend %s on %s: %s", choice.name, choice.device, choice.reason)
-            if key is not None and not looked:
-                _keep(key, choice)
             return choice
     failures = [_settle(c, None, tried) for c in candidates if named in ("auto", c.name)]
     if named != "auto":
