@@ -124,12 +124,7 @@ class Pairs:
         """Return a task's results for all blocks of rows, one below the other."""
         if len(self.blocks) == 1:
             return task(self.blocks[0])
-
-        def alone(rows: slice) -> Any:
-            with np.errstate(all="ignore"):
-                return task(rows)
-
-        return np.concatenate(map_threads(alone, self.blocks, self.threads, pool=self._pool), axis=0)
+        return np.concatenate(map_threads(task, self.blocks, self.threads, pool=self._pool), axis=0)
 
     def _weigh(self, terms: Array, weights: Any = None) -> Array:
         """The weighted sum of each row, float64; by all samples' weights unless others are given."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,8 +60,8 @@ class PackedColumns:
         self._limit_of_own = problem.same and self._all_carry and not shared
         self._limit = limit_of(info, with_fields(problem, n=n, same=self._limit_of_own))
         self._problem = with_fields(problem, n=n, same=False)
-        self._states: OrderedDict[tuple[str, float], _Packed] = OrderedDict()
-        self._lock = new_lock() if shared else threading.Lock()  # else one thread alone uses it, in a forked child too
+        self._states: dict[tuple[str, float], _Packed] = {}  # the last one used comes last
+        self._lock = new_lock()
         if shared:  # what a batch without outliers needs is packed now
             self._packed("all", backend, problem.extent) if self._in_one(0.0, 0, 1) else self._for_near()
 
@@ -207,9 +205,9 @@ class PackedColumns:
                 packed = _Packed(backend, problem, columns, state)
                 if self._shared:
                     to_host(columns.points[:1, :])  # waits for the device: other streams find everything there
-            self._states[which, extent] = packed  # the last one used comes last
+            self._states[which, extent] = packed
             if len(self._states) > 4:  # each may be as large as the columns; a batch with outliers takes up to three
-                self._states.popitem(last=False)
+                del self._states[next(iter(self._states))]
             return packed
 
     def _sum(self, states: list[_Packed], rows: Any, own: int | None = None) -> Partial:
