@@ -35,14 +35,6 @@ class Store(AbstractContextManager["Store"]):
     def __exit__(self, *exception: object) -> None:
         self._db.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit all or nothing, alone: other processes that write wait."""
-        with _explained(self.path, "written"), self._db.conn as connection:
-            connection.execute("BEGIN IMMEDIATE")  # SQLite waits for the write lock only here
-            yield connection
-        forget()
-
     def add(self, *trials: Trial) -> int:
         """Store trials, and return how many are new or replace others.
 
@@ -57,10 +49,12 @@ class Store(AbstractContextManager["Store"]):
             WHERE excluded.source = 'measured' OR (instr('{rank}', excluded.source), excluded.created)
                                                 > (instr('{rank}', trial.source), trial.created)"""
         rows = [row_of(t) | {"config": t.name, "provenance": canonical(t.provenance)} for t in trials]
-        with self.transaction() as connection:
+        with _explained(self.path, "written"), self._db.conn as connection:  # all or nothing
+            connection.execute("BEGIN IMMEDIATE")  # waits for others that write, which SQLite does only here
             before = connection.total_changes
             connection.executemany(query, rows)
-            return connection.total_changes - before
+        forget()
+        return connection.total_changes - before
 
     def trials(self, key: Key | None = None, **filters: Any) -> list[Trial]:
         """Return trials, by time; filters are by column a value, or a tuple or list of several."""
