@@ -9,7 +9,6 @@ are in one file: Numba looks at a function's own file alone to see whether what 
 import functools
 import math
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -143,19 +142,16 @@ def _exponentials(exponents, r, top, least, out):
     return total
 
 
-@intrinsic
-def _cosine(typing_context, x):
+_taylor = tuple((-1.0) ** k * (math.pi / 2.0) ** (2 * k) / math.factorial(2 * k) for k in range(10, -1, -1))
+
+
+@njit(inline="always")
+def _cosine(x):
     """cos(π √x / 2), as a polynomial in x: its Taylor series, to 2e-17 of 1 on [0, 1]."""
-    coefficients = [(-1.0) ** k * (np.pi / 2.0) ** (2 * k) / math.factorial(2 * k) for k in range(11)]
-
-    def generate(context, builder, signature, arguments):
-        (value,) = arguments
-        *lower, power = (ir.Constant(value.type, c) for c in coefficients)
-        for c in reversed(lower):
-            power = llvm.times_plus(builder, power, value, c)
-        return power
-
-    return x(x), generate
+    power = 0.0
+    for c in _taylor:
+        power = power * x + c
+    return power
 
 
 @njit(inline="always")
