@@ -118,17 +118,14 @@ class CudaSpace:
         return 0.0  # not known
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        """Code for the card here is kept, to be measured; for another one there is PTX, which says nothing of it."""
+        """Code for the card here, which is kept, to be measured: for no other one, as :meth:`seconds` are not known."""
         import torch
         from numba import cuda
 
         from .gpu_kernels import signature
-        from .gpu_launch import card_of, compiled
+        from .gpu_launch import compiled
 
         shape, device = self.code(kernel, config, problem), torch.device(problem.device)
-        if not torch.cuda.is_available() or card_of(device)[1] != architecture:
-            ptx(shape, architecture)
-            return Compiled(0, 0, 0)
         made, types = compiled(shape, device)[0], signature(shape)
         taken = (made.get_regs_per_thread, made.get_shared_mem_per_block, made.get_local_mem_per_thread)
         with cuda.gpus[device.index or 0]:
@@ -148,15 +145,3 @@ class CudaSpace:
 
 
 SPACE = CudaSpace()
-
-
-def ptx(shape: Any, architecture: str) -> str:
-    """Return the PTX of a kernel; RuntimeError in a process whose Numba simulates kernels."""
-    from numba import cuda
-
-    from .gpu_kernels import SIMULATED, reduction, signature
-
-    if SIMULATED:
-        raise RuntimeError("NUMBA_ENABLE_CUDASIM replaces the compiler; unset it to compile")
-    capability = divmod(int(architecture.removeprefix("sm_")), 10)
-    return str(cuda.compile_ptx(reduction(shape), signature(shape).args, cc=capability)[0])
