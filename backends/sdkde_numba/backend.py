@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import config
 
-from sdkde_core.nearby import PARTS, lists, order
+from sdkde_core.nearby import lists, order
 from sdkde_core.plugin import check_threads, concatenate, cpu_threads, each, empty, exponents, map_threads, merge, put
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction, Support
 
@@ -195,7 +195,7 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
     base = np.where(np.isnan(base), base, 0.0) if direct else base
     cuts = np.full(height, 1e300)  # padding needs no tile, rows need all, or those above the cut
     cuts[:b] = -1e300 if cut is None else (cut - (base + state.uniform)) / LN2
-    left, tops = np.full(height, PARTS), np.full(height, -1e28 if real.itemsize == 4 else -1e290)
+    tops = np.full(height, -1e28 if real.itemsize == 4 else -1e290)
     sums, moments = np.zeros((height, d if mean else 0)), np.zeros((2, height))
     room = *aligned((3, ROWS, width), real), np.empty(ROWS, real)  # for the numbers of ROWS rows and a tile
     columns, step = (state.columns, state.log_weights), _of_a_call(height * width * (many + 16))
@@ -204,7 +204,7 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
         over = tiles[first : first + step]
         call(
             *(reduce_tiles, (real, code is None), *columns, over, rows, direct, laplace, code, cuts),
-            *(left, tops, shifts, moments, *room),
+            *(tops, shifts, moments, *room),
         )
     total, moment = moments[:, :b]
     scale = LN2 * tops[:b] + (base + state.uniform)  # log of what total is a multiple of

@@ -195,8 +195,7 @@ def _kernel_sum(s, phi, r, code, total):
 
 @loop
 def reduce_tiles(
-    columns, log_weights, tiles, rows, direct, laplace, code, cuts, left, tops, sums, moments, s, exponents, phi,
-    peaks,
+    columns, log_weights, tiles, rows, direct, laplace, code, cuts, tops, sums, moments, s, exponents, phi, peaks,
 ):  # fmt: skip
     """Add the columns of some tiles to the sums of some rows, each row relative to its running maximum.
 
@@ -206,11 +205,10 @@ def reduce_tiles(
     log2, :data:`ABSENT` where there is no column. With a ``code``, as :func:`_kernel_exponents` has it, Σ φ alone is
     summed, of squares in float64.
 
-    Four rows leave out a tile where no exponent e is above their ``cuts`` (b,) and ``left`` (b,) is at least 1;
-    2^(0.9 (e − cut)) is taken off from that. Written are, in float64, the running maxima ``tops`` (b,), ``sums``
-    (b, d), Σ φ (columns − rows), (b, 0) or None where that is not wanted, and ``moments`` (2, b), Σ φ and for
-    ``laplace`` Σ φ s. The last four are room for a tile's numbers, (ROWS, width) and (ROWS,): allocation is slow to
-    compile.
+    Four rows leave out a tile where no exponent is above their ``cuts`` (b,). Written are, in float64, the running
+    maxima ``tops`` (b,), ``sums`` (b, d), Σ φ (columns − rows), (b, 0) or None where that is not wanted, and
+    ``moments`` (2, b), Σ φ and for ``laplace`` Σ φ s. The last four are room for a tile's numbers, (ROWS, width) and
+    (ROWS,): allocation is slow to compile.
     """
     width, real = columns.shape[2], columns.dtype.type
     single = columns.itemsize == 4
@@ -229,13 +227,8 @@ def reduce_tiles(
                     peaks[r] = _exponents(s, r, log_weights, tile, factor, absent, exponents)
                 else:
                     peaks[r] = _kernel_exponents(s, r, log_weights, tile, code, absent, exponents)
-                few = peaks[r] <= cuts[i + r] and left[i + r] >= 1.0
-                seen |= not few and peaks[r] > tops[i + r] + least
+                seen |= peaks[r] > max(cuts[i + r], tops[i + r] + least)
             if not seen:
-                for r in range(ROWS):
-                    below = 0.9 * (peaks[r] - cuts[i + r])
-                    if -1022.0 < below <= 0.0:
-                        left[i + r] -= exp2(below)
                 continue
             for r in range(ROWS):
                 top = max(tops[i + r], peaks[r])

@@ -38,11 +38,10 @@ What a tile adds at most
     together are within η τ. Both shares come to :func:`left_out`.
 
 What a backend may leave out besides
-    It sees the terms t = w φ themselves. Of :data:`PARTS` tiles, the terms up to a cut t₀ with
-    PARTS · size · 2 f(t₀) t₀ ≤ η τ exp(ℓ₀) come to no more than that. f(t₀) is taken at r² = 2 (log W − log t₀), which
-    no column with such a term exceeds, and the factor 2 covers that the cut is lowered by f itself. Smaller terms count
-    (t / t₀)^0.9 of a part: more than t / t₀, as f grows towards smaller terms, by no more than (t₀ / t)^0.1, since
-    r ≥ 4 at the cut.
+    It sees the terms t = w φ themselves. Of a list of k tiles, the terms up to a cut t₀ with
+    k · size · 2 f(t₀) t₀ ≤ η τ exp(ℓ₀) come to no more than that, since f(t) t decreases towards smaller terms. f(t₀)
+    is taken at r² = 2 (log W − log t₀), which no column with such a term exceeds, and the factor 2 covers that the cut
+    is lowered by f itself.
 
 Rounding: squares of distances are right to 1e-12 of themselves, by which they are lowered or raised; a mean's own
 rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are not resolved by that: then more is kept.
@@ -51,6 +50,6 @@ rounding is carried along (:attr:`Tiles.slip`). Log sums far below −10¹² are
 from __future__ import annotations
 
 from .forecast import rough_share, typical_share
-from .lists import PARTS, Lists, left_out, lists
+from .lists import Lists, left_out, lists
 from .sums import Neighbours
 from .tiles import Index, by_tile, index, order

@@ -12,7 +12,6 @@ from ..protocol import TOLERANCES, Problem, Reduction
 from .tiles import TOGETHER, Index, Tiles, by_tile
 
 COARSE, FINE = 0.01, 0.05  # shares of the tolerance: what is dropped as a tile of tiles, and as a tile
-PARTS = 32.0  # tiles of terms at the cut that rows may leave out
 SLACK = 1e-12  # relative rounding of squares of distances, with room
 
 
@@ -27,9 +26,7 @@ class Lists(NamedTuple):
     tiles: Any  # (l,), tiles of columns, tile of rows by tile of rows, in order
     ends: Any  # (b + 1,), where those of each begin, and the end
     floors: Any  # (b,), what the log sums of a tile's rows are at least
-    # (b,): of its listed tiles, a row may leave out those with no term above exp(cut), if the sum of
-    # (their largest term / exp(cut))^0.9 is at most PARTS.
-    cuts: Any
+    cuts: Any  # (b,): of its listed tiles, a row may leave out those with no term above exp(cut)
 
 
 def lists(
@@ -67,10 +64,12 @@ def lists(
     mass = xp.where(there[:, None, :], mass, xp.zeros_like(mass))
     needed = mass >= threshold(xp, mass, FINE * allowed)
     needed = xp.reshape(needed, (-1, needed.shape[2]))[:tiles, :]
-    ends = xp.cumulative_sum(xp.sum(xp.astype(needed, xp.int64), axis=1), include_initial=True)
+    counts = xp.sum(xp.astype(needed, xp.int64), axis=1)
+    ends = xp.cumulative_sum(counts, include_initial=True)
     tile, place = xp.nonzero(needed)
 
-    cuts = math.log(0.04 * allowed / (PARTS * columns.size)) + floors  # 4 % of the tolerance; see the package
+    listed = xp.astype(xp.maximum(counts, xp.ones_like(counts)), floors.dtype)
+    cuts = math.log(0.04 * allowed / columns.size) - xp.log(listed) + floors  # 4 % of the tolerance; see the package
     depth = xp.maximum(columns.log_weight - cuts, xp.zeros_like(cuts))  # ½ r² of such a term at most
     if problem.reduction is Reduction.MEAN:
         cuts = cuts - xp.log(2.0 * (xp.sqrt(2.0 * depth) + _reach(xp, columns.log_weight, floors)))
