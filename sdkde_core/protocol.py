@@ -32,7 +32,7 @@ from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
 
-__all__ = ["ARRAYS", "FEATURES", "KERNELS", "PRECISIONS", "PROTOCOL", "TOLERANCES", "AdvancedInfo", "Backend"]
+__all__ = ["ARRAYS", "FEATURES", "KERNELS", "PRECISIONS", "PROTOCOL", "TOLERANCES", "Backend", "BackendInfo"]
 __all__ += ["BackendInfo", "BackendUnavailable", "Columns", "CriteriaBackend", "DeviceOutOfMemory", "LineBackend"]
 __all__ += ["MovesBackend", "PairsBackend", "Partial", "Problem", "Reduction", "Support", "Tolerance", "Whitened"]
 __all__ += ["Work"]
@@ -575,10 +575,6 @@ class BackendInfo:
         backend = factory(**(options or {}))
         _call_functions_once()
         return backend
-
-
-#: The same class: it is the name for backends that set its last three fields.
-AdvancedInfo = BackendInfo
 
 
 def _call_functions_once() -> None:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from sdkde_core.protocol import AdvancedInfo, Partial, Reduction, Support
+from sdkde_core.protocol import BackendInfo, Partial, Reduction, Support
 
 
 class PlainTorch:
@@ -38,7 +38,7 @@ class PlainTorch:
         return Partial(plus.log() + top[:, 0], sign=signed.detach().sign(), log_magnitude=magnitude)
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="plain-torch",
     protocol=(1, 0),
     implementation="plain_torch:PlainTorch",

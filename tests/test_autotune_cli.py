@@ -28,10 +28,10 @@ import sdkde_core
 from sdkde_core import tuning
 from sdkde_core.choice import cards, hardware, registry
 from sdkde_core.plugin import grids
-from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support
 
 PAGE = (Path(__file__).parent.parent / "docs" / "autotuning.md").read_text()
-STRANGER = AdvancedInfo(
+STRANGER = BackendInfo(
     name="stranger",
     protocol=(1, 2),
     implementation="test_autotune_search:Backend",
@@ -40,7 +40,7 @@ STRANGER = AdvancedInfo(
     supports=lambda problem: Support(problem.d <= 100, "takes up to 100 dimensions"),
     tuning="test_autotune_search:HILLS",
 )
-PLAIN = AdvancedInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
+PLAIN = BackendInfo("plain", (1, 2), "nowhere:Backend", ("cpu", "cuda"), ("fast",))
 compiled = test_autotune_search.compiled  # a fixture
 ONE = ("--reduction", "log_sum", "--dim", "16")
 

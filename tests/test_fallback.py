@@ -21,7 +21,7 @@ Y = np.random.default_rng(1).normal(size=(7, 2))
 SOURCE = """
     import numpy as np
     from dataclasses import replace
-    from sdkde_core.protocol import AdvancedInfo, Support, Work
+    from sdkde_core.protocol import BackendInfo, Support, Work
     from sdkde_numpy.backend import NumpyBackend
     loads = 0
     def make(**options):
@@ -37,7 +37,7 @@ SOURCE = """
             partial = super().reduce(problem, queries, state, own_offset)
             {reduce}
             return partial
-    INFO = AdvancedInfo(
+    INFO = BackendInfo(
         name="weak", protocol=(1, 0), implementation="plugin_weak:make", devices=("cpu",),
         precisions=("fast", "high", "float64"), features=frozenset(["weights"]),
         install="pip install weak==2", {info}

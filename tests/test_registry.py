@@ -17,7 +17,7 @@ from plugins import good, installer  # noqa: F401 - the fixture ``install``
 import sdkde_core
 from sdkde_core import SdkdeWarning, tuning
 from sdkde_core.choice import hardware, judge, registry, select
-from sdkde_core.protocol import AdvancedInfo, BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing import problems
 
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -203,7 +203,7 @@ def test_what_nobody_has_rates_for_is_ranked_by_what_a_plain_gpu_would_take(monk
     kind = device.partition(":")[0]
 
     def record(name, operations, startup):
-        info = AdvancedInfo(name, (1, 0), "x:y", (kind,), ("high",), startup_seconds=startup)
+        info = BackendInfo(name, (1, 0), "x:y", (kind,), ("high",), startup_seconds=startup)
         info = replace(info, supports=lambda p: Support(True, "yes"), work=lambda p, c: Work(scalar_flops=operations))
         return registry.Record(name, "ok", "installed", "x", "1", "x:INFO", info)
 
@@ -278,7 +278,7 @@ def test_tuning_asks_the_entry_point(monkeypatch, untold):
 
 def test_what_can_be_tuned_is_found_by_name():
     assert tuning.space_of(BackendInfo("x", (1, 0), "x:y", ("cpu",), ("high",))) is None
-    info = AdvancedInfo("x", (1, 2), "x:y", ("cpu",), ("high",), tuning="sdkde_core.testing.problems:CASES")
+    info = BackendInfo("x", (1, 2), "x:y", ("cpu",), ("high",), tuning="sdkde_core.testing.problems:CASES")
     assert tuning.space_of(info) is problems.CASES
 
 

@@ -15,7 +15,7 @@ from sdkde_core import SdkdeWarning
 from sdkde_core.choice import hardware, judge, registry, select
 from sdkde_core.cli.main import main
 from sdkde_core.estimator import warming
-from sdkde_core.protocol import AdvancedInfo, BackendUnavailable, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, BackendUnavailable, Problem, Reduction, Support, Work
 from sdkde_core.testing.calls import _status_of_child
 
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -46,7 +46,7 @@ def info(name, seconds, startup=0.0, compiling=0.0, **more):
         "work": lambda problem, config: Work(scalar_flops=seconds * RATE, launches=0, parallel=False),
         "compile_seconds": lambda problem: compiling,
     }
-    return AdvancedInfo(name, (1, 0), **(fixed | more))
+    return BackendInfo(name, (1, 0), **(fixed | more))
 
 
 PROBLEM = Problem(Reduction.LOG_SUM, 60, 60, 2)

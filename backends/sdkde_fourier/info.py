@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sdkde_core.nearby import left_out, typical_share
 from sdkde_core.plugin import cpu_threads, prices
-from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from . import bounds
 
@@ -210,7 +210,7 @@ def _work(problem: Problem) -> Work:
     return replace(work, launches=work.launches + 300)  # to find out which way of summing is faster takes 3 ms
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="fourier",
     protocol=(1, 0),
     implementation="sdkde_fourier.backend:FourierBackend",
@@ -224,7 +224,7 @@ INFO = AdvancedInfo(
     work=lambda problem, config: _work(problem),
 )
 
-TORCH = AdvancedInfo(
+TORCH = BackendInfo(
     name="fourier-torch",
     protocol=(1, 0),
     implementation="sdkde_fourier.device:TorchFourierBackend",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Work
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Work
 
 from . import plan
 from .bounds import extent_limit, supports, symmetric
@@ -54,7 +54,7 @@ def _again(problem: Problem) -> float:
     return share - 1400.0 / problem.n * math.expm1(-share * problem.n)  # few rows take as long as 1400
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="hopper",
     protocol=(1, 0),
     implementation="sdkde_hopper.backend:HopperBackend",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import MOST_EXTENT, dtype, extent_limit
 
@@ -39,7 +39,7 @@ def _work(problem: Problem) -> Work:
     return Work(scalar_flops=each * problem.pairs, bytes=8.0 * (problem.m + problem.n) * (d + 2), launches=145)
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="keops",
     protocol=(1, 0),
     implementation="sdkde_keops.backend:KeopsBackend",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import MOST_EXTENT
 from .gpu_bounds import DEPTH, arithmetic, extent_limit
@@ -58,7 +58,7 @@ def _work(problem: Problem) -> Work:
     )
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="numba-cuda",
     protocol=(1, 0),
     implementation="sdkde_numba.gpu_backend:CudaBackend",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sdkde_core.nearby import left_out, rough_share, typical_share
 from sdkde_core.plugin import cpu_threads, prices
-from sdkde_core.protocol import AdvancedInfo, Columns, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, Columns, Problem, Reduction, Support, Work
 
 from .bounds import LEAF, MOST_EXTENT, TILE, choose, double_limit, extent_limit, takes_leaves
 
@@ -117,7 +117,7 @@ def _seconds(some: Work) -> float:
     return products + some.scalar_flops / 4.4e9 + some.exps / 1.2e9
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="numba",
     protocol=(1, 0),
     implementation="sdkde_numba.backend:NumbaBackend",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sdkde_core.plugin import cpu_threads, prices
-from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from . import bounds
 
@@ -52,7 +52,7 @@ def _work(problem: Problem) -> Work:
     )
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="numpy",
     protocol=(1, 0),
     implementation="sdkde_numpy.backend:NumpyBackend",

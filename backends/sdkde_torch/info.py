@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sdkde_core.plugin import cpu_threads
-from sdkde_core.protocol import AdvancedInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import BackendInfo, Problem, Reduction, Support, Work
 
 from .bounds import CHUNK, extent_limit, formula, has_double, terms_at_once
 
@@ -61,7 +61,7 @@ def _work(problem: Problem) -> Work:
     )
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="torch",
     protocol=(1, 0),
     implementation="sdkde_torch.backend:TorchBackend",

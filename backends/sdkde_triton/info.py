@@ -9,7 +9,7 @@ import math
 import os
 
 from sdkde_core.nearby import typical_share
-from sdkde_core.protocol import TOLERANCES, AdvancedInfo, Problem, Reduction, Support, Work
+from sdkde_core.protocol import TOLERANCES, BackendInfo, Problem, Reduction, Support, Work
 
 from . import bounds
 from .bounds import MOST_EXTENT
@@ -144,7 +144,7 @@ def _extent_limit(problem: Problem) -> float:
     return bounds.packed_limit(problem) if packed else MOST_EXTENT
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="triton",
     protocol=(1, 0),
     implementation="sdkde_triton.backend:TritonBackend",

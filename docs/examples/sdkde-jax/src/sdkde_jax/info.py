@@ -2,7 +2,7 @@
 
 import math
 
-from sdkde_core.protocol import TOLERANCES, AdvancedInfo, Reduction, Support, Work
+from sdkde_core.protocol import TOLERANCES, BackendInfo, Reduction, Support, Work
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -69,7 +69,7 @@ def compile_seconds(problem):
     return 0.2
 
 
-INFO = AdvancedInfo(
+INFO = BackendInfo(
     name="jax",
     protocol=(1, 0),
     implementation="sdkde_jax.backend:JaxBackend",
