@@ -48,15 +48,15 @@ def line_search(
     u = every if some is None else some.numpy()
     n, gaps, extent = len(u), np.diff(u, prepend=u[:1]), u[-1] - u[0]
     value = np.cumsum(gaps != 0.0)
-    low, high = np.quantile(every, (0.25, 0.75)) - every[0]
+    low, high = np.quantile(every, (0.25, 0.75))
     close, odd = (gaps > 1e-12 * extent) & (gaps <= extent / (100 * n + 1000)), (gaps > 0.0) & (gaps < 1e-15 * extent)
     often, folds = np.bincount(value)[value], (index[index <= value[-1]] % splits)[value]
-    said = every[0], every[-1], std, low, high, close.sum(), odd.sum(), value[-1] + 1, often.sum()
+    said = every[0], every[-1], std, low, high - low, close.sum(), odd.sum(), value[-1] + 1, often.sum()
     head = [*said, *np.bincount(folds, minlength=splits), *np.zeros(8 - splits)]
-    if not 1e-140 < std < 1e140 or value[-1] < splits:
+    if not 1e-140 < std < 1e140 or value[-1] + 1 < splits:
         pilots = 0 if criterion else 1 if method == "laplace" else 2
         return torch.tensor([0, 0, 0, *head, *[math.nan] * (6 * splits * (len(steps) + 5) + 60 * pilots), *u])
-    line, n_eff = Line(u, np.full(n, 1.0 / n), folds, method, score), n**2 / often.sum()
+    line, n_eff = Line(u - u[0], np.full(n, 1.0 / n), folds, method, score), n**2 / often.sum()
     first *= spread_of(np.array([[std], [low], [high]]))[0]
     looks = SimpleNamespace(width=lambda k: first * math.exp(growth * (k - steps[0])))
 

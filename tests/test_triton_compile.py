@@ -208,7 +208,7 @@ def test_narrow(capability):
     ],
 )
 def test_line(kernel, constants, capability):
-    single = ("u", "places", "ends", "shifts", "parts", "steps", "out", "held", "found", "of", "kept", "every", "std")
+    single = ("u", "places", "ends", "shifts", "parts", "steps", "out", "held", "found", "of", "copies", "every", "std")
     counts = "folds", "mass", "moved", "own", "estimate", "left", "index", "values", "begins", "slots"
     types = dict.fromkeys(single, "*fp64") | dict.fromkeys(counts, "*i64") | {"factor": "fp32", "unit": "i64"}
     warps = 8 if constants.get("BLOCK") == 4096 else 4

@@ -47,23 +47,24 @@ _pool, _driver = ThreadPoolExecutor(8, "sdkde-triton"), new_lock()
 
 def hash_of_triton() -> str:
     """Triton's hash of itself, which takes half a second: so it is kept, by its files' sizes and dates."""
-    made = getattr(cache, "triton_key", str)
+    if (made := getattr(cache, "triton_key", None)) is None:
+        return ""
     try:
-        places = os.walk(Path(triton.__file__).parent)
-        files = sorted(
-            os.path.join(at, name) for at, _, names in places for name in names if name[-3:] in (".py", ".so")
-        )
+        places = os.walk(Path(triton.__file__).parent, followlinks=True)
+        files = sorted(os.path.join(at, x) for at, _, names in places for x in names if x.endswith((".py", ".so")))
         stats = [(x, (found := os.stat(x)).st_size, found.st_mtime_ns) for x in files]
         file = cache_folder() / "triton" / hashlib.sha256(repr(stats).encode()).hexdigest()
-        if file.exists() and (kept := file.read_text()).startswith(triton.__version__):
-            cache.triton_key = functools.cache(lambda: kept)  # as Triton itself tells processes that compile for it
-            return kept
+        if file.exists():
+            digest, _, kept = file.read_bytes().partition(b" ")
+            if digest == hashlib.sha256(kept).hexdigest().encode():  # else the file is not whole
+                cache.triton_key = functools.cache(kept.decode)  # as Triton tells processes that compile for it
+                return kept.decode()
         file.parent.mkdir(parents=True, exist_ok=True)
         with write_atomically(file) as new:
-            new.write_text(made())
+            new.write_text(f"{hashlib.sha256(made().encode()).hexdigest()} {made()}")
     except OSError as error:
         _logger.info("triton: its hash is not kept: %s", error)
-    return made()
+    return str(made())
 
 
 #: Once, not in every thread. Where a GPU is in use it begins now.

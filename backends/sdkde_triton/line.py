@@ -3,8 +3,10 @@
 Masses in bins are integers, and all samples together have a mass of 2⁶⁰. So a sum does not depend on the order in which
 a GPU adds. A row has LENGTH bins; the samples are in those before the row's end.
 
-``of`` are the first row's bandwidth, in bins, and the log of what each is to the one before. There are ``cycle`` ends,
-and masses: row r has number r % cycle of them. A kernel finds what to look at next, so that the host reads once.
+``of`` are the first row's bandwidth and the log of what each is to the one before; those of sums are in bins. There are
+``cycle`` ends, and masses: row r has number r % cycle of them. Kernels find what to look at next: the host reads
+once. It reads ``found``, whose order is that of :class:`sdkde_core.protocol.CriteriaBackend`: three steps, nine numbers
+about the samples from 3 on, how many are in each fold from 12 on, and sums from 20 on.
 """
 
 from __future__ import annotations
@@ -44,10 +46,9 @@ def _gaps(u, i, n):
 
 @sized
 def values_kernel(u, values, begins, found, n, BLOCK: tl.constexpr):
-    """Number what samples in order differ by: their values (n,), and where each value begins, and n.
+    """Number the distinct values of samples in order. Sample i has number ``values[i]``.
 
-    Found are, from 8 on, how many gaps are too small for rounded data, and for the host, and how many values there are;
-    zeros follow, for :func:`folds_kernel`.
+    Value v begins with sample ``begins[v]``; behind the last one's is n. What :func:`folds_kernel` adds to is set to 0.
     """
     i, extent = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(u + n - 1) - tl.load(u)
     new, close, odd = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
@@ -70,7 +71,7 @@ def values_kernel(u, values, begins, found, n, BLOCK: tl.constexpr):
 
 @sized
 def slots_kernel(index, found, slots, n, splits, BLOCK: tl.constexpr):
-    """Of k values the i-th is in the fold of the i-th number below k in the permutation ``index`` (n,)."""
+    """Find the folds of k values: the i-th has the i-th number below k of the permutation ``index``, modulo splits."""
     i, count = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(found + 10)
     before = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, tl.program_id(0) * BLOCK, BLOCK):
@@ -81,11 +82,8 @@ def slots_kernel(index, found, slots, n, splits, BLOCK: tl.constexpr):
 
 
 @sized
-def folds_kernel(u, values, begins, slots, folds, found, kept, n, most, BLOCK: tl.constexpr):
-    """Samples' folds (n,); found are, from 11 on, Σ of how often each one's value is there, and folds' samples, 8.
-
-    The first ``most`` samples are ``kept``.
-    """
+def folds_kernel(u, values, begins, slots, folds, found, copies, n, most, BLOCK: tl.constexpr):
+    """Find the fold of each sample, by its value's, and count. The first ``most`` samples are copied."""
     i, k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 8)
     value = tl.load(values + i, mask=i < n, other=0)
     fold = tl.load(slots + value, mask=i < n, other=-1)
@@ -93,7 +91,7 @@ def folds_kernel(u, values, begins, slots, folds, found, kept, n, most, BLOCK: t
     tl.store(folds + i, fold, mask=i < n)
     tl.atomic_add(found + 11, tl.sum(often.to(tl.float64), 0))  # of integers: their order does not matter
     tl.atomic_add(found + 12 + k, tl.sum((fold[:, None] == k[None, :]).to(tl.float64), 0))
-    tl.store(kept + i, tl.load(u + i, mask=i < most, other=0.0), mask=i < most)
+    tl.store(copies + i, tl.load(u + i, mask=i < most, other=0.0), mask=i < most)
 
 
 @triton.jit
@@ -106,20 +104,18 @@ def _quartile(every, n, part):
 
 @sized
 def first_kernel(every, std, found, of, n, unit, GROWTH: tl.constexpr):
-    """Write the first bandwidths to ``of``: from ``unit`` spreads, the bits of a number, every third one.
-
-    Found are, from 3 on, the ends, the standard deviation, and the quartiles less the lower end.
-    """
-    low, deviation, a, b = tl.load(every), tl.load(std), _quartile(every, n, 1), _quartile(every, n, 3)
-    between = (b - a) / 1.34
-    spread = tl.where(between > 1e-12 * deviation, tl.minimum(deviation, between), deviation)
+    """Measure all samples, and begin the search with the bandwidth ``unit``, the bits of a number, in spreads."""
+    deviation, low = tl.load(std), _quartile(every, n, 1)
+    between = _quartile(every, n, 3) - low
+    scaled = between / 1.34
+    spread = tl.where(scaled > 1e-12 * deviation, tl.minimum(deviation, scaled), deviation)
     tl.store(of, spread * number(unit))
     tl.store(of + 1, f64(-3.0 * GROWTH))
-    tl.store(found + 3, low)
+    tl.store(found + 3, tl.load(every))
     tl.store(found + 4, tl.load(every + n - 1))
     tl.store(found + 5, deviation)
-    tl.store(found + 6, a - low)
-    tl.store(found + 7, b - low)
+    tl.store(found + 6, low)
+    tl.store(found + 7, between)
 
 
 @sized

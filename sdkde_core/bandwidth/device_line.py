@@ -12,9 +12,9 @@ import numpy as np
 
 from ..arrays import Array, to_host
 from ..engine.devices import on_device
-from ..engine.launches import Lists
+from ..engine.launches import Lists, Varying
 from .line import FOLDS, STEP, LeftOut, Line, Looks, criterion_of
-from .normal import normal_reference, widest
+from .normal import reference
 from .rounding import units_of
 from .sample import SEED, Sample, drawn, most_of
 
@@ -34,18 +34,18 @@ class DeviceLine(Line):
 
     def __init__(self, sample: Sample, rule: str) -> None:
         given = sample.given[:, 0]
-        taken, index = _once(sample.n, given.device)
+        taken, self._index = _once(sample.n, given.device)
         some = () if taken is None else (given[taken].sort().values,)
+        self._given = given.sort().values, given.std(correction=0), *some
         self.method, self.score, self._kernels = sample.method, sample.moves[1], sample.kernels
-        self._given, self._index = (given.sort().values, given.std(correction=0), *some), index
         self._criterion, self._last = criterion_of(rule)
-        self._sums, self._expected = dict[int, Array](), dict[int, Array]()
-        low, high, std, *quartiles, near, odd, distinct, squares = self._ask(-31)
-        sample.ends, self.n, self.n_eff = np.array([[low], [high], [low]]), int(distinct), len(index) ** 2 / squares
+        n = len(self._index)
+        low, high, std, quartile, between, close, odd, distinct, squares = self._ask(reference(self.method, n))
+        sample.ends, self.n, self.n_eff = np.array([[low], [high], [quartile]]), int(distinct), n**2 / squares
         if 1e-140 < std < 1e140:  # else squares of the data are none
-            sample.measured = np.array([std, *quartiles])[:, None] / sample.unit
+            sample.measured = np.array([[std], [0.0], [between]]) / sample.unit
             self.unit = float(sample.spread()[0])
-            exact = near or (len(index) <= 1000 and not units_of(self._values()[:, None]).any())
+            exact = close or (n <= 1000 and not units_of(self._values()[:, None]).any())
             # The host takes values for equal that differ by less than its rounding.
             self.good = bool(self.n >= FOLDS and exact and not odd)
 
@@ -53,8 +53,10 @@ class DeviceLine(Line):
         return self._values() / self.unit, np.full(len(self._index), 1.0 / len(self._index))
 
     def left_out(self, looks: Looks, k: int) -> LeftOut:
+        if looks.unit != self._asked:  # as many samples are equal
+            self._ask(looks.unit)
         if k not in self._sums:  # the kernels went on where the host's search has ended: then that is cut short
-            self._ask(min(j for j in looks.known if (looks.last - j) % 3 == 0))
+            self._ask(looks.unit, min(j for j in looks.known if (looks.last - j) % 3 == 0))
         if np.isnan(self._sums[k]).any():
             raise RuntimeError(TOO_MANY)
         return self.said(looks.width(k), *self._sums[k].T[:5])
@@ -70,18 +72,24 @@ class DeviceLine(Line):
         """The samples in order, in data units."""
         return self._few if len(self._few) else to_host(self._given[2 if len(self._given) > 2 else 0])
 
-    def _ask(self, end: int) -> Array:
-        """Ask what :class:`Looks` looks at, if its first search goes down to the step ``end``; return statistics."""
-        n, steps, search = float(len(self._index)), range(self._last, end - 1, -3), self._kernels.line_search
-        widest_one = normal_reference(self.method, 1, n) * widest(self.method, 1, n) * math.exp(STEP * self._last)
+    def _ask(self, unit: float, end: int = -31) -> Array:
+        """Ask what :class:`Looks` of that unit looks at, if its first search goes down to the step ``end``.
+
+        Return what the backend says of the samples.
+        """
+        if end == -31:
+            self._asked, self._sums, self._expected = unit, dict[int, Array](), dict[int, Array]()
+        steps, search = range(self._last, end - 1, -3), self._kernels.line_search
+        how = steps, self._last, FOLDS, self._criterion, self.method, self.score
         every, std, *some = self._given
-        how = (widest_one, STEP), steps, self._last, FOLDS, self._criterion, self.method, self.score
+        first = Varying.of(unit * math.exp(STEP * self._last), len(self._given))
 
         def launch() -> tuple[Any, bool]:
-            return search(every, std, self._index, *how, *some), True
+            return search(every, std, self._index, (first, STEP), *how, *some), True
 
         with on_device(every):
-            found = to_host(_lists.serve((search, len(every), *how), self._given, launch, lambda read: True))
+            key = search, len(every), *how
+            found = to_host(_lists.serve(key, (*self._given, first), launch, lambda read: True))
         pilots = 0 if self._criterion else 1 if self.method == "laplace" else 2
         sizes = 3, 9, FOLDS, 6 * FOLDS * len(steps), 30 * FOLDS, 60 * pilots
         picks, statistics, held, thirds, near, expected, self._few = np.split(found, np.cumsum(sizes))

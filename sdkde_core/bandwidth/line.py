@@ -203,9 +203,8 @@ class Looks:
     """What left-out samples say, by a rule's criterion, of bandwidths unit · e^(STEP k) from k = ``last`` down."""
 
     def __init__(self, line: Line, rule: str, unit: float) -> None:
-        self.line, self.unit, self.known = line, unit, dict[int, LeftOut]()
-        criterion, self.last = criterion_of(rule)
-        last = self.last
+        criterion, last = criterion_of(rule)
+        self.line, self.unit, self.last, self.known = line, unit, last, dict[int, LeftOut]()
 
         def at(k: int) -> Any:
             if k not in self.known:

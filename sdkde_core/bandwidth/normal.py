@@ -43,6 +43,11 @@ def widest(method: str, d: int, n: float) -> float:
     return float(over[np.argmin(error)])
 
 
+def reference(method: str, n: float) -> float:
+    """The best bandwidth for n standard normal samples of one column."""
+    return normal_reference(method, 1, n) * widest(method, 1, n)
+
+
 def roughness(method: str, d: int, step: float = 0.5, score: float = 1.0) -> float:
     """∫ of a method's squared kernel over that of the normal one; sdkde's is N_1 − step · ΔN_v, v = 1 + score²."""
     if method == "kde":

@@ -34,7 +34,7 @@ from ..arrays import Array, quiet
 from .distinct import GAP, TIES, Distinct, OnCard, asked_first, bandwidths_of, failed, steps_of, thirds
 from .isj import improved_sheather_jones
 from .line import FOLDS, STEP, Line, Looks, vertex
-from .normal import normal_reference, widest
+from .normal import reference, widest
 from .pairs import Left
 from .rounding import spread_within, units_of
 from .sample import MANY, SEED, Sample, most_of
@@ -166,12 +166,11 @@ def _selected(
 
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float) -> Selection:
     """``unit``: what values are multiples of, in spreads."""
-    method, n, asked = line.method, line.n, (line.method, 1, line.n_eff)
-    # As if no samples were equal: so a device can look at the same bandwidths before it knows.
-    looked = method, 1, min(sample.n_eff, float(most_of(1)))
-    looks = Looks(line, rule, normal_reference(*looked) * widest(*looked))
-    reference = normal_reference(*asked) * widest(*asked)
-    away = math.log(looks.unit / reference) / STEP
+    method, n, most = line.method, line.n, min(sample.n_eff, float(most_of(1)))
+    own = reference(method, line.n_eff)
+    # Where few samples are equal, as if none were: a device begins with that, before it knows.
+    looks = Looks(line, rule, reference(method, most) if line.n_eff > 0.9 * most else own)
+    away = math.log(looks.unit / own) / STEP  # steps are from the line's own reference from here on
     best, what = looks.best + away, "the maximum of the likelihood"
     if rule == "lscv":
         what = "the minimum of least squares"
@@ -181,7 +180,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
         share = min(0.5, 100.0 / line.n_eff - 0.05) if method == "sdkde" and line.n_eff >= MANY else 0.0
         if share > 0.0 and (h := improved_sheather_jones(*line.samples(), line.n_eff)) is not None:
             rate = (1 / 5 - 1 / 9) * math.log(line.n_eff / 200.0)  # from that of kde to that of sdkde
-            best += share * (max((math.log(h / reference) + rate) / STEP, -31.0) - best)
+            best += share * (max((math.log(h / own) + rate) / STEP, -31.0) - best)
             what = "between the least expected error and improved Sheather-Jones"
         # Few samples say little: without evidence h is what is usual, and it never is far below.
         usual, few = _usual(method, line.n_eff), (126.0 / line.n_eff) ** 3
@@ -193,13 +192,12 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
     squares = np.array([line.held @ left.least_squares for left in found])
     logs = np.array([line.held @ left.likelihood for left in found])
     what += f", an eighth of {n} samples left out in turn"
-    of_all = method, 1, sample.n_eff
-    h = max(0.5 * unit, normal_reference(*of_all) * widest(*of_all) * math.exp(STEP * best))
+    h = max(0.5 * unit, reference(method, sample.n_eff) * math.exp(STEP * best))
     std = sample.unit[0] * sample.measured[0][0] if unit > 0.25 * h and sample.moves[1] else 0.0
     if units[0] < 0.5 * std:  # coarser ones are as of counts
         step = line.moments(h, unit)
         sample.moves, what = (step, sample.moves[1]), f"{what}; the step is {step:.3g}, for what was rounded"
-    return _selected(sample, rule, STEP * best, what, np.array(steps), (squares, logs), used=n, units=units)
+    return _selected(sample, rule, STEP * best, what, np.array(steps) + away, (squares, logs), used=n, units=units)
 
 
 def _usual(method: str, n_eff: float) -> float:
