@@ -33,7 +33,7 @@ from ..engine.products import dots
 from .normal import roughness
 
 #: The bandwidths that are looked at are multiples e^(STEP k) of the best one for normal samples: k from −31 to 0, for
-#: "lscv" and "lcv" to 5. A first search takes every third.
+#: "lscv" and "lcv" to 5. A first search takes every third. For how many normal samples: :mod:`.selection`.
 STEP = 0.15
 
 BINS = 6  # to a bandwidth

@@ -166,11 +166,11 @@ def _selected(
 
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float) -> Selection:
     """``unit``: what values are multiples of, in spreads."""
-    method, n, most = line.method, line.n, min(sample.n_eff, float(most_of(1)))
-    own = reference(method, line.n_eff)
-    # Where few samples are equal, as if none were: a device begins with that, before it knows.
+    method, n, own = line.method, line.n, reference(line.method, line.n_eff)
+    most = min(sample.n_eff, float(most_of(1)))  # what the line's samples are worth if none are equal
+    # A device begins before it knows which samples are equal. Its unit does where few are.
     looks = Looks(line, rule, reference(method, most) if line.n_eff > 0.9 * most else own)
-    away = math.log(looks.unit / own) / STEP  # steps are from the line's own reference from here on
+    away = math.log(looks.unit / own) / STEP  # from steps of that unit to steps of the line's own
     best, what = looks.best + away, "the maximum of the likelihood"
     if rule == "lscv":
         what = "the minimum of least squares"
