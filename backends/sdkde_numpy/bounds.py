@@ -11,8 +11,9 @@ from sdkde_core.protocol import Problem, Reduction
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
 
-#: Rows of a task, columns of a tile that has all of them, and terms of a shift that are added one after another.
-ROWS, COLUMNS, PART = 256, 960, 240
+#: Rows of a task, and columns of a tile that has all of them; and terms of a shift that are added one after another
+#: where the bound does not allow a tile's.
+ROWS, COLUMNS, PART = 256, 960, 80
 
 
 def columns_of_a_task(m: int, n: int) -> int:
@@ -62,7 +63,13 @@ def split_limit(problem: Problem) -> float:
     return math.sqrt(BUDGET * exponents.strictest(problem) / per_square)
 
 
-def product_shift_limit(problem: Problem) -> float:
+def product_shift_limit(problem: Problem, terms: int = PART) -> float:
     """Return the extent up to which shifts by products keep the tolerance."""
-    # Added up are PART terms to a part, parts to the sum of a tile (of few rows), and tiles.
-    return exponents.shift_limit(problem, PART + columns_of_a_task(1, problem.n) / PART + problem.n / COLUMNS)
+    # Added up are ``terms`` terms to a part, parts to the sum of a tile (of few rows), and tiles.
+    return exponents.shift_limit(problem, terms + columns_of_a_task(1, problem.n) / terms + problem.n / COLUMNS)
+
+
+@functools.lru_cache(maxsize=4096)
+def terms_at_once(problem: Problem) -> int:
+    """Return how many terms of a shift are added one after another: a tile's, where that suffices; parts cost time."""
+    return COLUMNS if problem.extent <= product_shift_limit(problem, COLUMNS) else PART

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sdkde_core.plugin import checkpoint, exponents, products
 from sdkde_core.protocol import Columns, Partial, Problem, Reduction
 
-from .bounds import PART, formula, product_shift_limit
+from .bounds import formula, product_shift_limit, terms_at_once
 
 Array = NDArray[Any]
 
@@ -66,12 +66,13 @@ class Prepared:
         self.tiles = TILES[dtype]
         # (n,), or None: all are ``uniform``
         self.log_weights = log_weights.astype(self.tiles.dtype, copy=False) if weighted else None
-        self.by_products = True  # a shift; else it is summed by differences
+        #: Terms of a shift that are added one after another; None: the shift is summed by differences.
+        self.terms = terms_at_once(problem) if problem.reduction is Reduction.MEAN else None
         if name.startswith("split"):
             self.formula = exponents.Split(self.tiles, exponents.grid(problem.extent))
-            self.by_products = problem.extent <= product_shift_limit(problem)
+            self.terms = self.terms if problem.extent <= product_shift_limit(problem) else None
         elif name.startswith("direct"):
-            self.formula, self.by_products = exponents.Direct(self.tiles), False
+            self.formula, self.terms = exponents.Direct(self.tiles), None
         self.packed = self.formula.columns(self.points, None)
 
     def reduce(self, problem: Problem, queries: Array, start: int, stop: int, width: int) -> Partial:
@@ -99,10 +100,10 @@ class Prepared:
             if sums.shift is None:
                 continue
             points = self.points[some]  # Σ_j φ_ij (u_j − u_i), (b, d)
-            if self.by_products:
-                sums.shift += products.product(phi, points, terms=PART) - total[:, None] * queries
-            else:
+            if self.terms is None:
                 sums.shift += exponents.displacement(self.tiles, phi, packed(queries), packed(points))
+            else:
+                sums.shift += products.product(phi, points, terms=self.terms) - total[:, None] * queries
         return sums.result(self.uniform)
 
 
