@@ -32,7 +32,7 @@ from typing import Protocol as TypingProtocol
 
 from .messages import did_you_mean
 
-__all__ = ["ARRAYS", "FEATURES", "KERNELS", "PRECISIONS", "PROTOCOL", "TOLERANCES", "Backend", "BackendInfo"]
+__all__ = ["ARRAYS", "FEATURES", "KERNELS", "PRECISIONS", "PROTOCOL", "TOLERANCES", "Backend"]
 __all__ += ["BackendInfo", "BackendUnavailable", "Columns", "CriteriaBackend", "DeviceOutOfMemory", "LineBackend"]
 __all__ += ["MovesBackend", "PairsBackend", "Partial", "Problem", "Reduction", "Support", "Tolerance", "Whitened"]
 __all__ += ["Work"]

@@ -98,7 +98,7 @@ class Space(TypingProtocol):
         """Return the time that the cost model predicts for a configuration on a card; 0: there is no model."""
 
     def compile(self, kernel: str, config: Config, problem: Problem, architecture: str) -> Compiled:
-        """Compile for an architecture; such a GPU need not be there.
+        """Compile for an architecture; such a GPU need not be there, unless there is no cost model (:meth:`seconds`).
 
         Raises
         ------

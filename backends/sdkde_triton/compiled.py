@@ -47,8 +47,7 @@ _pool, _driver = ThreadPoolExecutor(8, "sdkde-triton"), new_lock()
 
 def hash_of_triton() -> str:
     """Triton's hash of itself, which takes half a second: so it is kept, by its files' sizes and dates."""
-    if (made := getattr(cache, "triton_key", None)) is None:
-        return ""
+    made = getattr(cache, "triton_key", str)
     try:
         places = os.walk(Path(triton.__file__).parent, followlinks=True)
         files = sorted(os.path.join(at, x) for at, _, names in places for x in names if x.endswith((".py", ".so")))

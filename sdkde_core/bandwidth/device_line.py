@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays import Array, to_host
 from ..engine.devices import on_device
 from ..engine.launches import Lists, Varying
-from .line import FOLDS, STEP, LeftOut, Line, Looks, criterion_of
+from .line import FOLDS, RULES, STEP, LeftOut, Line, Looks
 from .normal import reference
 from .rounding import units_of
 from .sample import SEED, Sample, drawn, most_of
@@ -38,7 +38,7 @@ class DeviceLine(Line):
         some = () if taken is None else (given[taken].sort().values,)
         self._given = given.sort().values, given.std(correction=0), *some
         self.method, self.score, self._kernels = sample.method, sample.moves[1], sample.kernels
-        self._criterion, self._last = criterion_of(rule)
+        self._criterion, self._last = RULES.index(rule), 0 if rule == "auto" else 5
         n = len(self._index)
         low, high, std, quartile, between, close, odd, distinct, squares = self._ask(reference(self.method, n))
         sample.ends, self.n, self.n_eff = np.array([[low], [high], [quartile]]), int(distinct), n**2 / squares

@@ -37,6 +37,7 @@ from .normal import roughness
 STEP = 0.15
 
 BINS = 6  # to a bandwidth
+RULES = "auto", "lscv", "lcv"  # in the order of LeftOut's criteria
 FOLDS = 8  # parts of the samples that are left out in turn; fewer where there are fewer samples
 
 
@@ -194,16 +195,11 @@ class Line:
         return at
 
 
-def criterion_of(rule: str) -> tuple[int, int]:
-    """The criterion of :class:`LeftOut` that a rule looks at, as an index, and the rule's widest step."""
-    return ("auto", "lscv", "lcv").index(rule), 0 if rule == "auto" else 5
-
-
 class Looks:
-    """What left-out samples say, by a rule's criterion, of bandwidths unit · e^(STEP k) from k = ``last`` down."""
+    """What left-out samples say, by the rule's criterion, of bandwidths unit · e^(STEP k) from k = ``last`` down."""
 
     def __init__(self, line: Line, rule: str, unit: float) -> None:
-        criterion, last = criterion_of(rule)
+        criterion, last = RULES.index(rule), 0 if rule == "auto" else 5
         self.line, self.unit, self.last, self.known = line, unit, last, dict[int, LeftOut]()
 
         def at(k: int) -> Any:

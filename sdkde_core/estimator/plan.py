@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import device as device_of
-from array_api_compat import is_torch_array
 
 from ..arrays import Argument, Data, array_namespace, check_query, convert, ingest, look, rounded, to_host
 from ..arrays.frames import check_labels
@@ -76,13 +75,13 @@ def plan(
     if expected is not None:
         check_query(expected, n, d, data.names)
         data, m = data._replace(dtype=max(data.dtype, expected.dtype)), expected.shape[0]  # "float64" > "float32"
-    points, distances, centre, extent = located(data, bandwidth)
+    points, queries, distances, centre, extent = located(data, bandwidth)
     weighted = data.log_weights is not None or "weights" in grad  # equal ones have different derivatives
     requires = frozenset(["weights"] * weighted + ["grad"] * bool(grad))
     problems = request.problems(m, n, d, extent, requires, data.dtype, data.device)
     if data.log_weights is not None:
         problems = tuple(with_fields(p, weight_span=data.weight_span) for p in problems)
-    if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(points[:n, :])) < 1.0:
+    if data.device == "cpu" and not (request.ranks or grad) and (unequal := distinct_share(points)) < 1.0:
         problems = tuple(with_fields(p, distinct=float(f"{unequal:.2g}")) for p in problems)
 
     def share(step: int, limit: float) -> float:
@@ -98,8 +97,8 @@ def plan(
     library, place, logs = choice.info.arrays, choice.device, data.log_weights
     if logs is None:
         logs = array_namespace(distances).full_like(distances[:n], -math.log(n))
-    columns = Columns(convert(points[:n, :], library, place), convert(logs, library, place))
-    rows = None if data.query is None else convert(points[n:, :], library, place)
+    columns = Columns(convert(points, library, place), convert(logs, library, place))
+    rows = None if queries is None else convert(queries, library, place)
     return Plan(request, data, bandwidth, centre, columns, rows, select.at(problems, place), choice)
 
 
@@ -118,28 +117,31 @@ def choose_near(request: Request, problems: Sequence[Problem], long: bool = Fals
     return choice if near and (long or brief) else None
 
 
-def whitened(data: Data, bandwidth: Bandwidth, centre: Any) -> tuple[Any, Any]:
-    """Samples and query in bandwidths from a centre (n + m, d), and their distances from it (n + m,)."""
-    train, query = data.train, data.query  # together they take half the kernels on a device
-    points = bandwidth.whiten(train if query is None else array_namespace(train).concat([train, query]), centre)
-    return points, radii(points)
+def whitened(data: Data, bandwidth: Bandwidth, centre: Any) -> tuple[Any, Any, Any]:
+    """Samples and query, or None, in bandwidths from a centre, and their distances from it (n + m,)."""
+    train, query, n = data.train, data.query, data.train.shape[0]
+    if query is None or isinstance(query, np.ndarray):  # not copied to stand together
+        points, rows = (None if x is None else bandwidth.whiten(x, centre) for x in (train, query))
+        return points, rows, radii(points) if rows is None else np.concatenate((radii(points), radii(rows)))
+    both = bandwidth.whiten(array_namespace(train).concat([train, query]), centre)  # by half the kernels on a device
+    return both[:n, :], both[n:, :], radii(both)
 
 
-def located(data: Data, bandwidth: Bandwidth) -> tuple[Any, Any, Any, float]:
-    """Whiten the data, by default from their median, and read their extent; return it after points and centre."""
+def located(data: Data, bandwidth: Bandwidth) -> tuple[Any, Any, Any, Any, float]:
+    """Whiten the data, by default from their median, and read their extent; it comes last, after the centre."""
     centre = centre_of(data.train, bandwidth)
-    points, distances = whitened(data, bandwidth, centre)
+    points, rows, distances = whitened(data, bandwidth, centre)
     extent = checked_extent(distances, data, bandwidth)
     if extent <= CLEAR or bandwidth.narrow:  # the former nearly always
-        return points, distances, centre, extent
+        return points, rows, distances, centre, extent
     here, (h, _) = to_host(centre), widths(bandwidth)
     if (abs(here) > CLEAR * h).any():
         best = clearest_centre(to_host(data.train), None if data.query is None else to_host(data.query), h, here)
         if not np.array_equal(best, here):
             centre = array_namespace(centre).asarray(best, device=device_of(centre))
-            points, distances = whitened(data, bandwidth, centre)
+            points, rows, distances = whitened(data, bandwidth, centre)
             extent = checked_extent(distances, data, bandwidth)
-    return points, distances, centre, extent
+    return points, rows, distances, centre, extent
 
 
 def checked_extent(distances: Any, points: Data, bandwidth: Bandwidth) -> float:
@@ -177,10 +179,7 @@ def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:
     """
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // 256), :]
-    if is_torch_array(rows) and not xp.are_deterministic_algorithms_enabled():
-        centre = xp.nanmedian(rows, dim=0).values  # one kernel for five; only its indices, unused, may vary
-    else:
-        centre = xp.sort(rows, axis=0, stable=False)[(rows.shape[0] - 1) // 2, :]  # stable takes eight times as long
+    centre = xp.sort(rows, axis=0, stable=False)[(rows.shape[0] - 1) // 2, :]  # stable takes eight times as long
     if bandwidth is not None and bandwidth.narrow:
         whitened = bandwidth.whiten(rows, centre)
         distances = radii(whitened - centre_of(whitened))
