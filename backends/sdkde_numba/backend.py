@@ -127,8 +127,8 @@ class NumbaBackend:
         tiles = max(1, min(4096 // TILE, (1 << 19) // len(state.columns), len(rows) // (16 * TILE)))
         group = TILE * tiles
 
-        # Rows with few columns near share no lists: they are summed one by one, where it pays to prepare for that.
-        apart = takes_leaves(problem) and problem.d <= 3 and not problem.same and 2048 * len(rows) >= problem.n
+        # Rows with few columns near share no lists: in three dimensions it pays to sum them one by one.
+        apart = takes_leaves(problem) and problem.d == 3 and not problem.same and 2048 * len(rows) >= problem.n
 
         def task(first: int) -> Partial:
             return _some(problem, state, rows[places[first : first + group]], apart)
