@@ -485,8 +485,7 @@ class CriteriaBackend(Backend, TypingProtocol):
         * Nine numbers: the lowest and the highest sample, the standard deviation, the lower quartile, and how far the
           upper one is above it; how many gaps between neighbours are too small for rounded values
           (:func:`sdkde_core.bandwidth.rounding.units_of`), and how many are below 1e-15 of the range, but not 0; how
-          many distinct values there are, and Σ over samples of how many have the same value.
-        * The number of samples in each fold, eight numbers.
+          many distinct values there are, and Σ over samples of how many have the same value. Samples by fold, eight.
         * What :meth:`sdkde_core.bandwidth.line.Line.sums` says at ``steps``, up to 15, each three below the one before,
           and the step of the moves: (splits, k, 6).
         * The same at five steps about the best of these, ascending: (splits, 5, 6).
