@@ -53,7 +53,7 @@ class DeviceLine(Line):
         return self._values() / self.unit, np.full(len(self._index), 1.0 / len(self._index))
 
     def left_out(self, looks: Looks, k: int) -> LeftOut:
-        if looks.unit != self._asked:  # as many samples are equal
+        if looks.unit != self._asked:  # another one, as many samples are equal
             self._ask(looks.unit)
         if k not in self._sums:  # the kernels went on where the host's search has ended: then that is cut short
             self._ask(looks.unit, min(j for j in looks.known if (looks.last - j) % 3 == 0))
@@ -73,10 +73,7 @@ class DeviceLine(Line):
         return self._few if len(self._few) else to_host(self._given[2 if len(self._given) > 2 else 0])
 
     def _ask(self, unit: float, end: int = -31) -> Array:
-        """Ask what :class:`Looks` of that unit looks at, if its first search goes down to the step ``end``.
-
-        Return what the backend says of the samples.
-        """
+        """Ask what :class:`Looks` looks at, in its first search down to ``end``; return statistics of the samples."""
         if end == -31:
             self._asked, self._sums, self._expected = unit, dict[int, Array](), dict[int, Array]()
         steps, search = range(self._last, end - 1, -3), self._kernels.line_search

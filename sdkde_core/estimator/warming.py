@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -86,8 +87,8 @@ def _warm(info: BackendInfo, device: str) -> str:
         except BackendFailed as failure:
             set_aside(Request(Goal.DENSITY), failure)
             return str(failure)
-        except BackendUnavailable:  # it finds out only now that it does not take these
-            pass
+        except BackendUnavailable as error:  # it finds out only now that it does not take these
+            logging.getLogger("sdkde").debug("backend %s is not warmed up by %s: %s", info.name, problems, error)
     registry.warm[info.name, device] = compiled
     return ""
 
