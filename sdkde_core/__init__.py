@@ -31,7 +31,7 @@ __all__ += ["load", "plots", "prepare", "select_bandwidth", "warm_up"]
 
 logging.getLogger("sdkde").addHandler(logging.NullHandler())
 
-#: What is imported when it is first asked for, by the module that has it, or that it is.
+#: Names that are imported on first use: the module that defines the name, or the module itself.
 _LATER = {
     "KernelDensity": ".interop.kernel_density",
     "ModeClustering": ".interop.mode_clustering",
@@ -49,6 +49,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What is public, but for what needs a library that is not here: consoles ask for everything that is listed."""
+    """List the public names whose libraries are installed: consoles read every attribute that is listed."""
     needs = {"KernelDensity": "sklearn", "ModeClustering": "sklearn", "distributed": "torch"}
     return sorted(name for name in {*__all__, *_LATER} if name not in needs or importlib.util.find_spec(needs[name]))

@@ -31,7 +31,7 @@ from .protocol import Partial
 __all__ = ["backends", "debias", "estimate", "explain", "grad_log_density", "prepare", "select_bandwidth", "warm_up"]
 
 
-# Results are of the query's kind, else of train's. Of two different kinds, and of Dask arrays, types say little.
+# A result has the kind of the query, else of train. Two different kinds and Dask arrays get the last overload: Any.
 @overload
 def estimate(train: Plain, query: Plain | None = None, *, out: Any = None, **options: Unpack[Asked]) -> Array: ...
 @overload
@@ -66,45 +66,45 @@ def estimate(
     method : {"sdkde", "kde", "laplace", "stacked"}
         ``"kde"`` is Σ_j w_j N(y; x_j, H); ``"sdkde"`` the same on samples moved by ½ H ∇log p̂(x_j), which removes the
         leading bias; ``"laplace"`` multiplies each kernel by 1 + d/2 − ½ r²_j: debiased too, but signed. ``"stacked"``
-        is a sum of sdkde and normal mixtures, weighted by what they say of left-out samples; it needs all samples in
-        memory, and differentiates by a query alone.
+        is a sum of sdkde and normal mixtures, whose weights maximise the likelihood of left-out samples. It needs all
+        samples in memory, and has derivatives by the query only.
     step : None, float or "moments"
-        The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the one with which the estimate has the
-        samples' total variance in units of the bandwidth, from ½ to 1.2 (``docs/mathematics.md``). None: ½, the
-        paper's; with ``bandwidth="auto"`` ``"moments"``, but for fewer than 100 samples in one dimension, and coarsely
-        rounded ones there: for those a number, with which the variance that rounding added is taken off.
+        The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the multiple, from ½ to 1.2, that gives
+        the estimate the samples' total variance, in bandwidths (``docs/mathematics.md``). None: ½, as in the paper;
+        with ``bandwidth="auto"`` ``"moments"``. In one dimension ``"auto"`` takes ½ for fewer than 100 samples, and for
+        coarsely rounded samples a number that also removes the variance that rounding added.
     score_bandwidth : None or float
-        The score is estimated at so many times the bandwidth (sdkde). ``"moments"`` is then at most 1.2 times its
-        square, and may be less than ½. None: 1, the paper's; with ``"auto"`` and ``step=None`` 1.4 in one dimension
+        The score's bandwidth (sdkde), as a multiple c of the bandwidth. For another c than 1 ``"moments"`` is a step
+        from 0 to 1.2 c². None: 1, as in the paper; with ``bandwidth="auto"`` and ``step=None`` 1.4 in one dimension
         (for 100 samples or more) and in three to five, 2 in more.
     adaptive : None or float
-        The exponent α of kernels that are (p̂(x_i) / g)^−α bandwidths wide, p̂ the KDE that the score is of and g its
-        geometric mean over the samples: wide where samples are rare (Abramson's is ½). Widths are powers of √2, from ⅛
-        to 8. For sdkde samples move by ½ − α, or ``step``, times their squared width. Not for laplace, nor autograd.
+        The exponent α of kernel widths (p̂(x_i) / g)^−α, in bandwidths: kernels are wide where samples are rare
+        (Abramson's α is ½). p̂ is a KDE, at the score's bandwidth, g its geometric mean over the samples. Widths are
+        powers of √2 from ⅛ to 8. For sdkde squared widths multiply ``step`` (None: ½ − α). Not for laplace or autograd.
     tails : None, "guard", "plain" or float
-        The part of the weight, 0.02 for ``"guard"``, in a second group of kernels at the same places, four times as
-        wide; at most 4,096 samples have one, wider if there are more. For sdkde and kde. None: ``"plain"``, without;
-        with ``bandwidth="auto"`` and sdkde 0.02, and less for more than 100 samples.
+        The share of the weight (``"guard"``: 0.02) in a second group of kernels, four times as wide, at the samples;
+        at most 4,096 samples have one, which is wider if there are more. For sdkde and kde. None: 0 (``"plain"``); with
+        ``bandwidth="auto"`` and sdkde 0.02, and less for more than 100 samples.
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
         ``"lscv"`` and ``"lcv"`` by the minimum of cross-validation, per dimension. Formulas: ``"normal-reference"``,
         the method's own, ``"silverman"``, ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per
-        dimension); ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as SciPy
-        has them). What each is good for is in ``docs/bandwidths.md``.
+        dimension); ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as in
+        SciPy). ``docs/bandwidths.md`` compares them.
     coordinates : None, str, sequence, dict or object
-        Monotone maps z = T(x) of columns: the density is estimated in z, and is that times Π T′ in x. ``"identity"``,
+        Monotone maps z = T(x) of columns: p̂(x) is the density estimated in z, times Π T′(x). ``"identity"``,
         ``"log"`` (values above 0), ``"logit"`` (between 0 and 1), ``"asinh"`` (about the median, by the IQR) or
-        ``"normal-scores"`` (a column's own distribution function, estimated, to the normal one) for all columns; one
-        for each, or a dict by number or by name for some; or an object with ``forward``, ``inverse`` and
-        ``log_jacobian``, see ``docs/coordinates.md``. The bandwidth is in z. Where T takes no values the density is 0,
-        and its gradient NaN. It differentiates by a query alone, and needs all samples in memory. None:
-        ``"identity"``; with ``method="stacked"`` what left-out samples speak for.
+        ``"normal-scores"`` (Φ⁻¹ of the column's estimated distribution function) for all columns; one for each, or
+        a dict by number or by name for some; or an object with ``forward``, ``inverse`` and ``log_jacobian``, see
+        ``docs/coordinates.md``. The bandwidth is in z. Where T is not defined the density is 0, and its gradient NaN.
+        Derivatives are by the query only, and all samples must fit in memory. None: ``"identity"``; with
+        ``method="stacked"`` the maps that make left-out samples likeliest.
     support : sequence or dict, optional
-        Where columns end, for each None, ``(low, high)`` with None for an open end, or ``("circular", period)``; a dict
+        The ends of each column: None, ``(low, high)`` with None for an open end, or ``("circular", period)``; a dict
         by number or by name for some. The density is 0 outside, integrates to 1 between the ends, and does not sag
         there: samples near an end have images, after a map that flattens the density there; see ``docs/support.md``.
-        Kernels then couple no column that ends. Not where ``coordinates`` are not.
+        Kernels couple no column that ends. What refuses ``coordinates`` refuses ``support``.
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Scikit-learn's, of r_j, the distance in bandwidths: exp(−½ r²), 1, 1 − r², exp(−r), 1 − r, cos(π r / 2); all but
         the Gaussian and the exponential are 0 from r = 1 on, and log p̂ is −inf where no sample is within reach. Kernels
@@ -122,8 +122,8 @@ def estimate(
         A NumPy array of floats that takes the result, and is returned. It and ``query`` may be memory-mapped: queries
         are read and results written by batches of rows, so that neither is whole in memory.
     progress : bool or callable
-        True shows a bar (tqdm's: ``pip install 'sdkde-core[progress]'``); a function is called with the rows done and
-        all rows. The rows of all passes are cut into batches then.
+        True shows a bar (tqdm's: ``pip install 'sdkde-core[progress]'``); a function is called with the number of rows
+        done and of all rows. Every pass then runs in batches of rows.
     precision : {"auto", "fast", "high", "float64"}
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
@@ -131,7 +131,7 @@ def estimate(
         refused where they are so near each other that float64 does not hold the difference.
     backend : str
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
-        (:func:`explain` says which and why). For host data a tenth of start-up counts, until :func:`warm_up`.
+        (:func:`explain` says which and why). For host data that includes a tenth of start-up, until :func:`warm_up`.
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
         Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. If
         it is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several GPUs, as
@@ -164,9 +164,9 @@ def estimate(
     With ``out`` or ``progress`` results agree with those of a call without them, within the precision's bounds.
 
     Where ``train``, ``query`` or ``weights`` is a Dask array the result, and that of :func:`debias`, is a lazy one
-    (``docs/scaling-out.md``): values that cannot be right are an error where it is computed, and with ``log=True`` the
-    NaN of laplace come without a warning. ``bandwidth="isj"``, ``adaptive``, ``negative="renormalise"``, ``out`` and
-    ``progress`` are refused.
+    (``docs/scaling-out.md``): invalid values raise when it is computed, and laplace's NaN with ``log=True`` come
+    without a warning. ``bandwidth="isj"``, ``adaptive``, ``negative="renormalise"``, ``out`` and ``progress`` are
+    refused.
 
     Where ``train``, ``query``, ``weights`` or ``bandwidth`` is a torch tensor that requires grad, the result is
     attached to autograd: first derivatives, by backends with the feature ``"grad"`` only, and not within
@@ -193,7 +193,7 @@ def estimate(
 
 
 def _evaluated(request: Request, train: Any, query: Any, log: bool, out: Any, progress: Any) -> Any:
-    """The density, its log, or for that goal the score, in the way that the arguments take, with the query's labels."""
+    """Return the density, its log or (for the goal GRADIENT) the score, with the query's labels."""
     given, score = train if query is None else query, request.goal is Goal.GRADIENT
     if out is not None or progress is not False:
         result = _by_batches(request, train, query, log, out, progress)
@@ -223,12 +223,12 @@ def _by_batches(request: Request, train: Any, query: Any, log: bool, out: Any, p
 
 
 def _computed(request: Request, train: Any, query: Any, log: bool) -> Any:
-    """What :func:`_evaluated` has to give, attached to what requires grad."""
+    """Compute the density, its log or the score of all rows at once, attached to autograd where an input is."""
     if "torch" in sys.modules:  # else nothing is on a device or requires grad
         found, request = straight.estimate(request, train, query, log)
         if found is not None:
             return found
-    ready = (autograd.plan if "torch" in sys.modules else plan)(request, train, query)
+    ready = autograd.plan(request, train, query)
     if request.goal is Goal.GRADIENT:
         values = ready.bandwidth.pull_back(Origin.of(ready.data.train).restore(slope(ready), "float64"))
     else:
@@ -244,10 +244,10 @@ def _computed(request: Request, train: Any, query: Any, log: bool) -> Any:
 def prepare(train: Any, *, progress: Progress = False, **options: Unpack[Options]) -> Prepared:
     """Do once what :func:`estimate` does with ``train`` in every call: validate, whiten, move (sdkde) and pack it.
 
-    Parameters as for :func:`estimate`; ``progress`` is of the pass that moves the samples (sdkde). What follows from
-    them is decided here, for all queries: the bandwidth, the backend (as for as many queries as samples), and with
-    ``precision="auto"`` the precision, by the dtype of ``train``. It keeps numbers, not what autograd knows of them:
-    tensors that require grad are refused, but within ``torch.no_grad()``. The density has derivatives by its queries.
+    Parameters as for :func:`estimate`; ``progress`` follows the pass that moves the samples (sdkde). The bandwidth, the
+    backend (the best for as many queries as samples) and the precision (with ``"auto"`` by the dtype of ``train``) are
+    decided here, for all queries. The density has derivatives by its queries only: samples, weights and bandwidths that
+    require grad are refused, except within ``torch.no_grad()``.
 
     Returns
     -------
@@ -282,15 +282,15 @@ def debias(train: Any, *, score: Score = None, **options: Unpack[Watched]) -> An
 def debias(train: Any, *, score: Score = None, progress: Progress = False, **options: Unpack[Options]) -> Any:
     """Return the samples moved by ``step`` times H ∇log p̂(x_j): the samples whose KDE is the SD-KDE.
 
-    With a bandwidth in numbers that is ½, half a mean-shift step. Other parameters as for
-    :func:`estimate`; the samples must be evaluated with the bandwidth that moved them.
+    With a bandwidth in numbers ``step`` is ½: half a mean-shift step. Other parameters as for :func:`estimate`. The KDE
+    of the moved samples must have the bandwidth that moved them.
 
     Parameters
     ----------
     train : (n, d) or (n,) array_like
     score : callable or (n, d) array_like, optional
         ∇log p at the samples, per data unit, from elsewhere: a network, a diffusion model, or the truth. A callable
-        gets ``train``. Default: that of the KDE.
+        gets ``train``. Default: the score of the KDE.
 
     Returns
     -------
@@ -395,12 +395,12 @@ def select_bandwidth(
     coordinates: OfColumns | None = None,
     support: Support | None = None,
 ) -> Bandwidth:
-    """Choose a bandwidth from the data, for the estimator: what ``bandwidth="auto"`` does, with more to say about it.
+    """Choose a bandwidth from the data, for a method, as ``bandwidth="auto"`` does; it keeps criteria and reason.
 
-    A bandwidth is judged by what it says of samples that are left out. In one column these are all samples, up to
-    262,144, by sums on a grid; otherwise up to 1,500, drawn by a fixed seed, by exact sums. A choice from fewer is
-    brought to n by the method's rate. Values of a rounded column are spread within their unit for the choice, and
-    the bandwidth is at least half a unit.
+    A bandwidth is judged by the density that it gives to left-out samples. In one column these are all samples, up to
+    262,144, by sums on a grid; otherwise up to 1,500, drawn by a fixed seed, by exact sums. A bandwidth chosen from
+    fewer than n samples is scaled to n by the method's rate. Values of a rounded column are spread within their unit
+    for the choice, and the bandwidth is at least half a unit.
 
     Parameters
     ----------
@@ -410,13 +410,13 @@ def select_bandwidth(
         The estimator that the bandwidth is for.
     rule : {"auto", "lscv", "lcv"}
         ``"lscv"``: the minimum of least squares, an estimate of the integrated squared error. ``"lcv"``: the maximum of
-        the likelihood; not for laplace, which is signed. ``"auto"`` is less noisy. In one column a criterion that
-        neither peaks nor far samples dominate gives a pilot, and the choice minimises the error expected if the pilot
-        is true (for sdkde with 100 to 2,000 samples improved Sheather-Jones counts too). In several columns it chooses
-        a shape first, a full matrix where the likelihood of a KDE is clearly better so, then the upper end of the
-        bandwidths that least squares does not tell apart. It is at most the best for normal samples, and the usual one
-        if few samples tell nothing. For sdkde it is for ``step="moments"``, which it remembers, but with a ``base`` or
-        with one column of fewer than 100 samples. Any other rule's name of :func:`estimate` is its bandwidth.
+        the likelihood; not for laplace, which is signed. ``"auto"`` is less noisy. In one column it chooses a pilot by
+        a criterion that neither peaks nor far samples dominate, then minimises the error expected if the pilot's
+        estimate were true (for sdkde with 100 to 2,000 samples improved Sheather-Jones counts too). In several columns
+        it chooses a shape, a full matrix where that makes left-out samples clearly likelier, then the upper end of the
+        bandwidths that least squares does not tell apart. It is never wider than is best for normal samples; few
+        samples give the usual bandwidth. For sdkde ``"auto"`` expects and sets ``step="moments"``, except with ``base``
+        or fewer than 100 samples in one column. Other rules of :func:`estimate` give their own bandwidth.
     weights : (n,) array_like, optional
     base : str, float, (d,) or (d, d) array_like, or Bandwidth, optional
         The shape of the bandwidth; a multiple of it is chosen. ``"scott"`` is the shape of the covariance.
@@ -428,7 +428,7 @@ def select_bandwidth(
     -------
     Bandwidth
         To be passed on as ``bandwidth``. Its ``selection`` has the curves of the criteria, the shape and the
-        reason; :func:`sdkde_core.plots.selection` draws it.
+        reason; :func:`sdkde_core.plots.selection` draws the curves.
 
     Raises
     ------
@@ -499,15 +499,15 @@ def backends() -> tuple[registry.Record, ...]:
 
 @public
 def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, float]]:
-    """Start every backend that works on a device and compile its common kernels, so that neither counts any more.
+    """Start every backend on a device and compile its common kernels: ``backend="auto"`` then counts neither.
 
-    ``backend="auto"`` counts a tenth of a backend's start-up in every call, as a process seldom makes one alone, and
-    looks at nothing that has run but whether PyTorch has used a GPU. A process that makes many calls says so here,
-    first. From then on it takes what is fastest once started, on that device; with data on the host too.
+    Without this ``"auto"`` adds a tenth of a backend's start-up to the price of every call, as a process seldom makes
+    one call only, whatever it has run before (but for PyTorch's use of a GPU). A process with many calls begins with
+    this one. From then on ``"auto"`` takes the backend that is fastest once started, also for data on the host.
 
     Each backend estimates a few normal samples: by every method, of float32 and float64, in 1, 2, 3 and 16 dimensions.
-    One that takes more than five seconds to compile for a pass, as KeOps does, is started only: its compiling counts as
-    before. The others keep what they compile on disk; where that is empty, and on a GPU, this takes a minute or two.
+    A backend that compiles for more than five seconds a pass, as KeOps does, is started only: its compiling counts as
+    before. Others keep compiled kernels on disk; before that, and on a GPU, warming up takes a minute or two.
 
     Parameters
     ----------
@@ -518,7 +518,7 @@ def warm_up(device: str | Sequence[str] | None = None) -> dict[str, dict[str, fl
     -------
     dict
         By device, then by backend: the seconds that it took. A backend that does not work there is left out, and one
-        that fails is set aside with a warning, as under ``"auto"``. With ``SDKDE_BACKEND`` it is that one alone.
+        that fails is set aside with a warning, as under ``"auto"``. ``SDKDE_BACKEND`` restricts it to one backend.
 
     Raises
     ------

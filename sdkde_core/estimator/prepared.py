@@ -43,13 +43,13 @@ class Average(NamedTuple):
 class Prepared:
     """A training set made ready for queries by :func:`sdkde_core.prepare`.
 
-    It is immutable, safe to use from several threads, and pickles and copies: with its columns, so that a process or
-    host that loads it only packs them, for the same backend, or for the best one that is there.
+    It is immutable, and safe to use from several threads. A pickle or copy has the moved samples: a process or host
+    that loads it only packs them, for the same backend, or for the best one that it has.
     :meth:`save` writes the same to a file that is safe to load.
 
     Attributes
     ----------
-    method : {"sdkde", "kde", "laplace"}
+    method : {"sdkde", "kde", "laplace", "stacked"}
     kernel : str
     n_train, n_dimensions : int
     bandwidth : Bandwidth
@@ -108,7 +108,7 @@ class Prepared:
     def estimate(self, query: Any, *, log: bool = False, out: Any = None, progress: Progress = False) -> Any:
         """Estimate the density at ``query``.
 
-        The same numbers as ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
+        The values are those of ``sdkde_core.estimate(train, query, ...)``, within the bounds of the precision.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Prepared:
         Returns
         -------
         (m,) array
-            ``out``, or one of the kind and on the device of ``query``, with the wider dtype of it and of the training
+            ``out``, or an array of the kind and on the device of ``query``, with the wider dtype of query and training
             samples; for a data frame of pandas a Series with its index.
 
         Raises
@@ -157,9 +157,9 @@ class Prepared:
     def negative_mass(self) -> NegativeMass:
         """Return how much of the Laplace estimate is below zero: ∫ max(−p̂, 0), before ``negative`` changes that.
 
-        The estimate integrates to 1, so its positive part to 1 + that. In one dimension by quadrature. In more, and
-        where samples lie scattered over a thousand bandwidths, by 8192 draws with a fixed seed. The first call computes
-        it, and keeps it.
+        The estimate integrates to 1, and its positive part to 1 + that mass. It is found by quadrature in one
+        dimension; in more, and where samples lie scattered over a thousand bandwidths, by 8192 draws with a fixed seed.
+        The first call computes it, and keeps it.
 
         Returns
         -------
@@ -169,7 +169,7 @@ class Prepared:
         Raises
         ------
         ValueError
-            The method is another than ``"laplace"``, and never negative.
+            The method is not ``"laplace"``: other estimates are never negative.
         """
         if self.method != "laplace":
             raise ValueError(f"method={self.method!r} is never negative; the negative mass is that of method='laplace'")
@@ -188,7 +188,7 @@ class Prepared:
         """Return the score ∇log p̂ at ``query``, (m, d), per data unit; NaN where a Laplace estimate is negative.
 
         The first call packs the training samples for it, and keeps them. ``progress`` as for
-        :func:`sdkde_core.estimate`. By a query that requires grad it differentiates for kde and sdkde.
+        :func:`sdkde_core.estimate`. For kde and sdkde the score has derivatives by a query that requires grad.
         """
         self._gaussian("gradient")
         if progress is False and is_followed(query):
@@ -224,36 +224,36 @@ class Prepared:
 
     @public
     def mean(self) -> Any:
-        """Return the mean (d,) of the density, NumPy's; exact, in other coordinates by quadrature of each column's.
+        """Return the mean (d,) of the density, NumPy's: exact, or in other coordinates by quadrature for each column.
 
-        ValueError for a column that goes round a circle, where a mean depends on the cut. In coordinates ``"log"`` the
-        guard of the tails may reach so far that it makes up most of the mean: ``tails="plain"`` leaves it out.
+        ValueError for a circular column, whose mean depends on the cut. In coordinates ``"log"`` the guard of the tails
+        may reach so far that it makes up most of the mean: ``tails="plain"`` leaves the guard out.
         """
         return moments(self._fitted.current, both=False)[0]
 
     @public
     def cov(self) -> Any:
-        """Return the covariance (d, d), that of the kernels' places and their own; exact. Laplace's kernels have none.
+        """Return the covariance (d, d): the kernels' centres' plus the kernels' own, which is 0 for laplace; exact.
 
-        In other coordinates the variance, by quadrature, in one dimension; ValueError in more, with a recipe.
+        In other coordinates it is found by quadrature in one dimension; ValueError in more, with a recipe.
         """
         return moments(self._fitted.current, both=True)[1]
 
     @public
     def entropy(self, *, n: int = 10_000, random_state: Any = 0) -> Average:
-        """Return the entropy −∫ p̂ log p̂ as ``mean``, that of −log p̂ over ``n`` draws, in nats, and ``standard_error``.
+        """Estimate the entropy −∫ p̂ log p̂, in nats: the ``mean`` of −log p̂ over ``n`` draws, with ``standard_error``.
 
-        Not for ``method="laplace"``. One ``random_state``, see :meth:`sample`, gives the same draws.
+        Not for ``method="laplace"``. The same ``random_state``, see :meth:`sample`, gives the same draws.
         """
         return _average(-to_host(self.logpdf(self.sample(n, random_state))), "n draws")
 
     @public
     def hdr(self, mass: Any, *, log: bool = False, n: int = 10_000, random_state: Any = 0) -> Any:
-        """Return the density above which the smallest region lies that holds ``mass`` of the probability.
+        """Return the density at the border of the smallest region that holds ``mass`` of the probability.
 
-        A point is in that highest-density region where ``density.pdf(y) >= density.hdr(mass)``. In one dimension by
-        quadrature on cells of a 32nd of a kernel's width, up to 65,536. In more it is the quantile 1 − mass of the
-        density at ``n`` draws (Hyndman, 1996): the mass held has a standard error of √(mass (1 − mass) / n).
+        A point is in that highest-density region where ``density.pdf(y) >= density.hdr(mass)``. In one dimension this
+        is by quadrature on cells of a 32nd of a kernel's width, up to 65,536. In more it is the quantile 1 − mass of
+        the density at ``n`` draws (Hyndman, 1996): the mass has a standard error of √(mass (1 − mass) / n).
 
         Parameters
         ----------
@@ -302,8 +302,8 @@ class Prepared:
         Returns
         -------
         Prepared, or of arrays Conditionals
-            The latter are m densities, whose ``mean()``, ``quantile(q)`` and ``pdf(y)`` are row by row: regression
-            curves.
+            Conditionals are m densities, whose ``mean()``, ``quantile(q)`` and ``pdf(y)`` have a row for each:
+            regression curves.
         """
         fitted = self._gaussian("conditionals")
         if isinstance(given, Mapping) and any(map(is_attached, given.values())):
@@ -316,8 +316,8 @@ class Prepared:
     def probability(self, lower: Any, upper: Any) -> float:
         """Return the probability of the box between two corners.
 
-        Needs SciPy. Exact to rounding where the bandwidth is one number per dimension. For a full matrix by quadrature
-        in two dimensions, to some 1e-10, and by Genz's method over 2,048 to 16,384 points in more, to some 1e-4.
+        Needs SciPy. Exact to rounding where the bandwidth is one number per dimension. A full matrix takes quadrature
+        in two dimensions, right to some 1e-10, and Genz's method over 2,048 to 16,384 points in more, to some 1e-4.
 
         Parameters
         ----------
@@ -354,14 +354,14 @@ class Prepared:
         Parameters
         ----------
         starts : (m, d) array_like, optional
-            Where it starts. Default: up to 512 kernels' places, by a fixed seed; a mode that none of
-            them goes to is not found.
+            Where mean shift starts. Default: up to 512 of the kernels' centres, by a fixed seed. A mode that no
+            start climbs to is not found.
         """
         return modes(self._gaussian("modes"), None if starts is None else self._near("starts", starts))
 
     @public
     def labels(self, query: Any = None, *, return_modes: bool = False) -> Any:
-        """Return for every point which mode it climbs to by mean shift: clusters. Not for ``method="laplace"``.
+        """Return the clusters of points: which mode each climbs to by mean shift. Not for ``method="laplace"``.
 
         In up to four dimensions the points of a cell of half a bandwidth (of an adaptive density's narrowest kernels)
         climb as one, along the density of samples joined in such cells: points within a quarter of a bandwidth of a
@@ -370,14 +370,14 @@ class Prepared:
         Parameters
         ----------
         query : (m, d) array_like, optional
-            Default: the samples as the density has them, for sdkde moved.
+            Default: the training samples; for sdkde the moved ones.
         return_modes : bool
             Return the modes too, (k, d), highest first.
 
         Returns
         -------
         (m,) array of int
-            Numbers of the modes that they climb to, 0 the highest; −1 where the density is 0. A tensor for a tensor.
+            Each point's mode, 0 the highest; −1 where the density is 0. A tensor for a tensor.
         """
         fitted = self._gaussian("modes")
         found, labels = clusters(fitted, self._places() if query is None else self._near("query", query))
@@ -405,15 +405,15 @@ class Prepared:
 
     @public
     def divergence(self, other: Prepared, samples: Any = None, *, n: int = 10_000, random_state: Any = 0) -> Average:
-        """Return the mean of log p̂ − log q̂, q̂ the other density: which one held-out samples speak for.
+        """Return the mean of log p̂ − log q̂, q̂ the other density; it is positive where held-out samples favour p̂.
 
         Parameters
         ----------
         other : Prepared
             Of as many dimensions.
         samples : (m, d) array_like, optional
-            Held-out samples. Default: ``n`` draws of this density; then it is the Kullback–Leibler divergence from the
-            other to this one.
+            Held-out samples. Default: ``n`` draws of this density; the result is then the Kullback–Leibler divergence
+            from the other density to this one.
         n : int
         random_state : see :meth:`sample`
 
@@ -431,7 +431,7 @@ class Prepared:
     def plot(self, samples: Any = None, **options: Any) -> Any:
         """Draw the density with matplotlib: its curve, its contours in two dimensions, or all pairs in more.
 
-        ``options`` and what returns are those of ``sdkde_core.plots.curves``, ``contours`` or ``pairs``.
+        ``options`` and the result are those of ``sdkde_core.plots.curves``, ``contours`` or ``pairs``.
         """
         plots = importlib.import_module("sdkde_core.interop.plots")
         name = {1: "curves", 2: "contours"}.get(self.n_dimensions, "pairs")
@@ -469,7 +469,7 @@ class Prepared:
         return cls(fitted, fitted.problem.dtype, origin_of(content))
 
     def _followed(self, what: str, query: Any) -> Any:
-        """What the density answers at a tensor, with derivatives."""
+        """Return ``what`` at a tensor, with derivatives."""
         if is_attached(query):
             self._gaussian("derivatives")
         check_query(Argument("query", query, "", Origin()), self.n_train, self.n_dimensions)
@@ -477,7 +477,7 @@ class Prepared:
 
     @public
     def _of_tensors(self, what: str, query: Any, vectors: Any = None) -> Any:
-        """What :class:`.queried.Answer` asks for."""
+        """Answer ``what`` at tensors without derivatives, for :class:`.queried.Answer`."""
         given = self._fitted.asked(query)
         if what in ("density", "log"):
             return densities(self._fitted, given, what == "log")
@@ -533,7 +533,7 @@ def _average(values: Any, name: str) -> Average:
 
 
 def follow(density: Callable[[], Prepared], what: str, query: Any) -> Any:
-    """Return what a density, which is made where ``torch.func`` lets numbers be seen, answers at a tensor."""
+    """Return a density's answer at a tensor; ``density()`` makes it where ``torch.func`` shows the numbers."""
     from .queried import Answer, refuse_twice_forward, torch  # which the tensor's owner has imported
 
     refuse_twice_forward()
