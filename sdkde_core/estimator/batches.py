@@ -1,8 +1,8 @@
-"""Long work in batches of rows: somebody may watch it, and neither queries nor results need be whole in memory.
+"""Long work in batches of rows, for progress, and for queries and results that memory does not hold whole.
 
-A row's sums do not depend on the other rows but within the precision's bounds: for a batch with rows far from the
-samples a backend may take another formula. The size of a batch follows from the problem, the backend and the number
-of threads.
+A row's sums depend on the other rows only within the precision's bounds: for a batch with rows far from the samples
+a backend may take another formula. The size of a batch follows from the problem, the backend and the number of
+threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .fitted import Fitted
 
 Advance = Callable[[int], None]  # called with every number of rows that are done
-ROWS = 1 << 16  # of a batch at most
+ROWS = 1 << 16  # the most rows of a batch
 
 
 def batch_rows(m: int, problem: Problem, info: BackendInfo) -> int:
@@ -46,7 +46,7 @@ def batch_rows(m: int, problem: Problem, info: BackendInfo) -> int:
 def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | None]:
     """Yield the function to call with every number of rows done; None where nobody watches, or there are no rows.
 
-    ``progress`` is the user's: a bool, or a function of the rows done and of all rows, those of what is ``given``.
+    ``progress`` is the user's: a bool, or a function of the rows done and of all rows, which are those ``given``.
     """
     sizes = [x.shape[:1] if isinstance(x, Argument) else (x,) for x in given if x is not None]
     rows = sum(size[0] for size in sizes if size)
@@ -63,7 +63,7 @@ def watched(progress: Any, *given: Argument | int | None) -> Iterator[Advance | 
 
         def advance(k: int) -> None:
             nonlocal done
-            done = min(done + k, rows)  # what is done anew with another backend does not count twice
+            done = min(done + k, rows)  # rows redone by another backend count once
             progress(done, rows)
 
         yield advance if rows else None
@@ -90,7 +90,7 @@ def densities(fitted: Fitted, query: Argument, log: bool, out: Any = None, advan
     """Return the density, or its log, at a query (m,), as the user wants it; NaN has one RuntimeWarning."""
     result, m = answered(fitted, query, "log" if log else "density", out, advance), query.shape[0]
     if log:
-        size = m if out is None else ROWS  # what was too large for memory is read by batches
+        size = m if out is None else ROWS  # ``out`` may exceed memory: read by batches
         gaps = sum(undefined(fitted.request, result[k : k + size], log) for k in range(0, m, max(size, 1)))
         warn_of_negative(gaps, m, fitted.request.check_finite)
     return result
@@ -103,7 +103,7 @@ def answered(fitted: Fitted, query: Argument, what: str, out: Any = None, advanc
         return fitted.serve(lambda here: here.answer(here.read(query), what)) if result is None else result
     m, info = query.shape[0], fitted.current.choice.info
     if advance is not None and out is None and "told" in info.features and 0 < len(fitted.current.groups) < 3:
-        with telling(m, advance):  # of many groups the first would be told as all
+        with telling(m, advance):  # with more groups the first one's rows would be counted as all
             return fitted.serve(lambda here: here.answer(here.read(query), what))
     size, parts = batch_rows(m, fitted.problem, info), []
     for start in range(0, max(m, 1), size):  # one of no rows where m = 0

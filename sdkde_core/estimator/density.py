@@ -1,4 +1,4 @@
-"""From sums to the density: constants and draws of kernels, logs, and what a signed density is warned of.
+"""From sums to the density: kernels' constants and draws, logs, and the warning of a signed density.
 
 A density of d dimensions is Σ_j w_j K(r_j) / (det L · ∫K(‖u‖) du). With S the surface of the unit sphere,
 2 π^(d/2) / Γ(d/2), that integral is S ∫ r^(d−1) K(r) dr; of the Gaussian it is (2π)^(d/2). The kernels are those of
@@ -38,15 +38,15 @@ def density(sums: Partial, constant: float, log: bool, clip: bool = False) -> An
 
 
 def undefined(request: Request, result: Any, log: bool) -> int:
-    """At how many rows the log is NaN as the estimate is negative; 0 while a CUDA graph is captured."""
+    """The number of rows whose log is NaN, as the estimate is negative; 0 while a CUDA graph is captured."""
     if not log or request.method != "laplace" or request.negative != "keep" or captures(result):
         return 0
     xp = array_namespace(result)
-    return int(xp.sum(xp.astype(xp.isnan(result), xp.int32)))  # of an array of the user's: any library, any device
+    return int(xp.sum(xp.astype(xp.isnan(result), xp.int32)))  # the user's array: any library and device
 
 
 def warn_of_negative(undefined: int, rows: int, finite: bool = True) -> None:
-    """Warn of rows without a log, if there are any; ``finite``: the data are known to be."""
+    """Warn of rows without a log, if there are any; ``finite``: the data are known to be finite."""
     if undefined:
         where = f"{'negative' if finite else 'negative or NaN'} at {undefined} of {rows} points, where its log is NaN"
         instead = "use log=False for the signed values, negative='clip', or method='sdkde', which is never negative"
@@ -89,7 +89,7 @@ def _cosine(d: int) -> float:
 
 
 def widths(bandwidth: Bandwidth) -> tuple[Array, Array]:
-    """The kernels' standard deviations (d,) and correlations (d, d), without squares: in far units they underflow."""
+    """The kernels' standard deviations (d,) and correlations (d, d), without squares, which may underflow."""
     rows = bandwidth.stretch(np.eye(bandwidth.d)).T
     width = np.hypot.reduce(rows, axis=1)
     return width, (rows / width[:, None]) @ (rows / width[:, None]).T

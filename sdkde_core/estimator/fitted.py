@@ -41,7 +41,7 @@ Names = tuple[str, ...]
 
 
 class Components(NamedTuple):
-    """A density's kernels: where, in bandwidths from the centre, their log weights and widths, and the centre (d,)."""
+    """A density's kernels: their places in bandwidths from the centre, log weights and widths; and the centre (d,)."""
 
     points: Any  # (n, d)
     log_weights: Any  # (n,)
@@ -81,14 +81,14 @@ def _groups(plan: Plan, report: Report = None, advance: Advance | None = None) -
     """Run the pass over the samples themselves, if there is one; return the last pass and its groups."""
     sums = _scores(plan, report, advance) if plan.request.answering else None
     groups, last = groups_of(plan.columns, sums, plan.request, plan.order), plan.last
-    if plan.request.adaptive:  # where kernels are wide samples move as much farther
+    if plan.request.adaptive:  # samples with wide kernels move farther than the plan's extent allows for
         farthest = max(look(float, radii(group.columns.points).max()) for group in groups)
         last = replace(last, extent=max(last.extent, rounded(farthest)))
     return last, groups
 
 
 def scores(plan: Plan, advance: Advance | None) -> Partial:
-    """The sums of the samples themselves, in the bandwidth of their score."""
+    """The sums of the pass that moves the samples, in the samples' order and the score's bandwidth."""
     plan = _in_order(plan)
     return undo(_scores(plan, None, advance), plan.order)
 
@@ -104,7 +104,7 @@ def _scores(plan: Plan, report: Report, advance: Advance | None) -> Partial:
 def _in_order(plan: Plan) -> Plan:
     """A plan with its samples in the backend's order, if it has one.
 
-    Not for ranks, which would all have to find the same; nor where points are so far apart that an error may name them.
+    Not for ranks, which would all have to find the same order; nor beyond REACH, where an error names points by number.
     """
     columns, first = plan.columns, plan.problems[0]
     able = "order" in plan.choice.info.features and first.extent <= REACH[first.precision] and not plan.request.ranks
@@ -120,7 +120,7 @@ def _order(plan: Plan, problem: Problem, points: Any, columns: Columns | None = 
     order = call(choice.info, problem, backend.order, points, columns, inputs=[points])
     if order is None or parts == 1:
         return order
-    # For several devices blocks of neighbours come in turn, as those of a dense region take longest.
+    # Devices get blocks of neighbours in turn, as the blocks of a dense region take longest.
     xp = arrays.array_namespace(order)
     return order[xp.argsort(xp.arange(order.shape[0], device=device(order)) // 4096 % parts, stable=True)]
 
@@ -164,14 +164,14 @@ def _pack(request: Request, choice: select.Choice, problem: Problem, groups: Gro
 
 
 class Fitted:
-    """The columns of a plan's last pass where its backend has them; immutable, pickles, safe to use from many threads.
+    """The columns of a plan's last pass, packed by its backend; immutable, pickles, safe to use from many threads.
 
-    ``problem`` is the last pass over the samples themselves, whose extent bounds the columns; ``centre`` (d,), where
-    the columns are, is what whitening subtracts; queries are brought ``home``.
+    ``problem`` is the last pass as planned; its extent bounds the columns. ``centre`` (d,) is what whitening subtracts.
+    It and the columns are on the device ``home``, where queries are brought.
     """
 
-    parts: tuple[Any, ...] = ()  # of a list of densities: stacked.Stacked
-    coordinates = None  # of a density in others: mapped.Mapped
+    parts: tuple[Any, ...] = ()  # set by stacked.Stacked, a list of densities
+    coordinates = None  # set by mapped.Mapped, a density in other coordinates
 
     def __init__(
         self, request: Request, bandwidth: Bandwidth, problem: Problem, choice: select.Choice, centre: Any,
@@ -182,7 +182,7 @@ class Fitted:
         self._packed: dict[Reduction, Reducer] = {}
         self._lock, self.lists = new_lock(), Lists(False)
         self._successor: Fitted | None = None
-        self.second: Fitted | None = None  # for what this one's backend does not reach
+        self.second: Fitted | None = None  # by a backend that reaches farther, for far queries
         self.home = Origin.of(centre)
         self._whiten = bandwidth.whitening(centre)
         self._packed_for(problem.reduction)
@@ -196,14 +196,14 @@ class Fitted:
 
     @property
     def current(self) -> Fitted:
-        """The columns where they are now: with another backend, if this one has failed."""
+        """This, or the same columns with another backend if this one's has failed."""
         return self if self._successor is None else self._successor.current
 
     def serve(self, compute: Callable[[Fitted], R]) -> R:
-        """Return ``compute(fitted)``; where the backend fails, of the same columns with the next best one.
+        """Return ``compute(fitted)``; where the backend fails, ``fitted`` has the same columns with the next best one.
 
-        Rows farther than the backend reaches are answered by another one, for this call only. BackendUnavailable where
-        the user named the backend, or none is left.
+        Where rows lie farther than the backend reaches, another one answers this call. BackendUnavailable where the
+        user named the backend, or none is left.
         """
         here = self.current
         while True:
@@ -232,12 +232,12 @@ class Fitted:
 
     @property
     def columns(self) -> Columns:
-        """Those of the first group: all samples, but for an adaptive estimate."""
+        """The first group's columns: all samples, unless the estimate is adaptive."""
         return self.groups[0].columns
 
     @property
     def log_constant(self) -> Any:
-        """What the log sums of the last pass are raised by."""
+        """The constant that turns log sums of the last pass into log densities."""
         constant = log_constant(self.request.kernel, self.bandwidth)
         return constant - math.log1p(self.negative_mass.mass) if self.request.negative == "renormalise" else constant
 
@@ -248,7 +248,7 @@ class Fitted:
         return given
 
     def read(self, query: Argument) -> Data:
-        """Bring a query, or some of its rows, to where the columns are; NaN and inf are looked for with the extent."""
+        """Bring a query, or some of its rows, to the columns' device; its extent will show NaN and inf."""
         points = query.at(self.home)
         points = points[:, None] if points.ndim == 1 else points
         known: dict[str, Any] = {"unchecked": self.request.check_finite, "names": self.names, "first": query.first}
@@ -269,9 +269,9 @@ class Fitted:
         return Reduction.MEAN if what == "score" else self.problem.reduction
 
     def answer(self, query: Data, what: str) -> Any:
-        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d); or ``"both"`` of these, float64.
+        """Return the ``"density"`` (m,), its ``"log"``, or the ``"score"`` (m, d); ``"both"``: log and score, float64.
 
-        The ``"slope"`` of a Laplace estimate is its score where it is negative too.
+        ``"slope"`` is the score of a Laplace estimate, also where the estimate is negative.
         """
         dtype = max(query.dtype, self.problem.dtype)  # "float64" > "float32"
         if not query.train.shape[0]:
@@ -291,7 +291,7 @@ class Fitted:
         else:
             sums = self.reduce(points, Reduction.MEAN, **known)
             result = self.bandwidth.pull_back(sums.shift)
-            if what == "both":  # where the columns are
+            if what == "both":  # on the columns' device
                 return sums.log_sum + self.log_constant, result
         return query.origin.restore(result, dtype)
 
@@ -325,7 +325,7 @@ class Fitted:
         return Components(*map(to_host, self.components))
 
     def derived(self, bandwidth: Bandwidth, centre: Any, points: Any, log_weights: Any, dims: Sequence[int]) -> Fitted:
-        """Return the density of other components on the host, as many of each group, of these dimensions."""
+        """Return the density in dimensions ``dims`` of these components on the host; groups keep their sizes."""
         groups, start, names = list[Group](), 0, tuple(self.names[j] for j in dims) if self.names else ()
         for group in self.groups:
             here, start = slice(start, start + group.n), start + group.n
@@ -372,7 +372,7 @@ class Fitted:
 def loaded(
     request: Request, bandwidth: Bandwidth, problem: Problem, backend: str, centre: Any, groups: Groups, names: Names
 ) -> Fitted:
-    """Make fitted columns from what was pickled or saved: with that backend, else, under "auto", one that is here."""
+    """Make fitted columns from pickled or saved state: with that backend or, under "auto", the best one here."""
     own = backend if request.backend == "auto" else request.backend
     where: dict[str, Any] = {"device": request.device, "options": request.backend_options}
     where |= {"calls": request.calls, "without": request.without}

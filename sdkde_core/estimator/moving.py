@@ -31,12 +31,12 @@ def groups_of(columns: Columns, sums: Partial | None, request: Request, order: A
     if sums is not None:
         points = columns.points if sums.shift is None else columns.points + displaced(columns, sums, request)
         widths = adapted(columns, sums.log_sum, request.adaptive) if request.adaptive else None
-        columns = replace(columns, points=points)  # which move as their neighbours do
+        columns = replace(columns, points=points)  # still in order, as neighbours move alike
     groups = (Group(columns),) if widths is None else by_width(columns, *widths)
     if not (share := request.guard):
         return groups
     rest = (g._replace(log_share=g.log_share + math.log1p(-share)) for g in groups)
-    if order is not None:  # in which they are; a guard takes every k-th as they came
+    if order is not None:  # back to the samples' order, as a guard takes every k-th of them
         columns = take_columns(columns, array_namespace(order).argsort(order), False)
     # In logs a kernel of 16 bandwidths reaches millions of times as far as the samples: means would follow it.
     return *rest, guard(columns, share, *GUARD, 16.0 if request.coordinates is None else GUARD[0])
@@ -53,7 +53,7 @@ def displaced(columns: Columns, sums: Partial, request: Request) -> Any:
 
 
 class Products(NamedTuple):
-    """What the step "moments" follows from, of some of the samples; covariances are about their means."""
+    """Sums over some of the samples that determine the step "moments"; covariances are about these samples' means."""
 
     total: Any  # () Σw
     u: Any  # (d,) mean
@@ -63,11 +63,11 @@ class Products(NamedTuple):
 
 
 def products(columns: Columns, s: Any) -> Products:
-    """Those of samples whose shifts are s (k, d), in bandwidths."""
+    """The products of samples whose shifts are s (k, d), in bandwidths."""
     xp, weights = array_namespace(s), columns.weights
     weights = (xp.exp(columns.log_weights) if weights is None else weights)[:, None]
     total = xp.sum(weights)
-    weights = weights / xp.clip(total, min=1e-300)  # of a block none may have weight
+    weights = weights / xp.clip(total, min=1e-300)  # no sample of a block may have weight
     u, mean = xp.sum(weights * columns.points, axis=0), xp.sum(weights * s, axis=0)
     away, s = columns.points - u, s - mean
     return Products(total, u, mean, -xp.sum(weights * away * s), xp.sum(weights * s * s))
@@ -85,7 +85,7 @@ def moments(found: Products, c: float = 1.0) -> Any:
     xp, d, squares = array_namespace(found.s), found.s.shape[0], found.squares
     least, most = limits(c)
     # The root as d / (A + sqrt(A² − B d)), where no digits cancel; A / B where there is none. Where hardly a sample
-    # moves, every step is the same; ones in place of what is not taken keep derivatives finite.
+    # moves, every step is the same; ones in place of unused values keep derivatives finite.
     moves = (found.towards > 1e-100) & (squares > 1e-200)
     towards, squares = (xp.where(moves, x, xp.ones_like(x)) for x in (found.towards, squares))
     rest = towards * towards - squares * d

@@ -1,7 +1,7 @@
 """The plan of an estimate: the data whitened, the passes as problems, and the backend chosen for all of them.
 
-The points' extent is the one number that is read back from a device before the result: whether all are finite shows in
-it, and it bounds every pass.
+Before the result one number is read back from a device: the points' extent. It bounds every pass, and shows whether all
+points are finite.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FARTHEST = 1e149  # bandwidths: up to there squares of distances stay finite
 
 class Plan(NamedTuple):
     request: Request
-    data: Data  # validated, where they are; tensors that require grad are the user's own, in float64
+    data: Data  # validated, on their device; tensors that require grad are the user's own, in float64
     bandwidth: Bandwidth
     centre: Any  # (d,) what whitening subtracts, in data units, where the data are
     columns: Columns  # the samples, whitened, where the backend works
     query: Any  # (m, d) likewise; None: the samples
     problems: tuple[Problem, ...]  # the passes
     choice: select.Choice
-    order: Any = None  # of the samples, in which the columns are; None: as they came
+    order: Any = None  # (n,) the sample that each column is; None: as they came
 
     @property
     def last(self) -> Problem:
@@ -49,7 +49,7 @@ def read(request: Request, train: Any, query: Any = None) -> tuple[Data, Bandwid
     """Validate the arrays, and find the bandwidth."""
     device = request.device if isinstance(request.device, str) else None
     if device != "cpu" and request.ranks:
-        device = None  # they are to agree on every bit of the bandwidth, whatever memory each has
+        device = None  # ranks must agree on every bit of the bandwidth, whatever memory each GPU has free
     data = ingest(train, query, request.weights, check_finite=request.check_finite, device=device)
     check_labels("bandwidth", request.bandwidth, data.names)
     how: dict[str, Any] = {name: getattr(request, name) for name in ("method", "kernel", "steps", "mixed")}
@@ -104,10 +104,10 @@ def plan(
 
 
 def choose_near(request: Request, problems: Sequence[Problem], long: bool = False, **how: Any) -> select.Choice | None:
-    """Return the backend for points that are all within its limits, summed in one way; None where there is none.
+    """Return the best backend if all points are within its limits, so that none are summed apart; else None.
 
-    It is preferred for data on a device: to sum some points apart takes many launches. In an estimate of 20 ms or more
-    these do not matter, and another backend may be many times as fast: None is returned, unless ``long``.
+    Data on a device prefer such a backend, as summing outliers apart takes many launches. In an estimate of 20 ms or
+    more launches do not matter, and another backend may be many times as fast: then None, unless ``long``.
     """
     try:
         choice = select.choose(problems, backend=request.backend, device=request.device, **how)
@@ -121,15 +121,15 @@ def choose_near(request: Request, problems: Sequence[Problem], long: bool = Fals
 def whitened(data: Data, bandwidth: Bandwidth, centre: Any) -> tuple[Any, Any, Any]:
     """Samples and query, or None, in bandwidths from a centre, and their distances from it (n + m,)."""
     train, query, n = data.train, data.query, data.train.shape[0]
-    if query is None or isinstance(query, np.ndarray):  # not copied to stand together
+    if query is None or isinstance(query, np.ndarray):  # NumPy's need no joint copy
         points, rows = (None if x is None else bandwidth.whiten(x, centre) for x in (train, query))
         return points, rows, radii(points) if rows is None else np.concatenate((radii(points), radii(rows)))
-    both = bandwidth.whiten(array_namespace(train).concat([train, query]), centre)  # by half the kernels on a device
+    both = bandwidth.whiten(array_namespace(train).concat([train, query]), centre)  # half as many kernels
     return both[:n, :], both[n:, :], radii(both)
 
 
 def located(data: Data, bandwidth: Bandwidth) -> tuple[Any, Any, Any, Any, float]:
-    """Whiten the data, by default from their median, and read their extent; it comes last, after the centre."""
+    """Whiten the data about their median, or a clearer centre; return points, rows, distances, centre and extent."""
     centre = centre_of(data.train, bandwidth)
     points, rows, distances = whitened(data, bandwidth, centre)
     extent = checked_extent(distances, data, bandwidth)
@@ -146,7 +146,7 @@ def located(data: Data, bandwidth: Bandwidth) -> tuple[Any, Any, Any, Any, float
 
 
 def checked_extent(distances: Any, points: Data, bandwidth: Bandwidth) -> float:
-    """The extent, rounded up, of distances (k,); ValueError where one is not finite, unless allowed, or overflows."""
+    """The extent of distances (k,), rounded up; ValueError where one overflows or (unless allowed) is not finite."""
     xp = array_namespace(distances)
     extent = look(rounded, xp.max(distances))  # the one number that is waited for
     if extent < FARTHEST:
@@ -175,8 +175,8 @@ def checked_extent(distances: Any, points: Data, bandwidth: Bandwidth) -> float:
 def centre_of(points: Any, bandwidth: Bandwidth | None = None) -> Any:
     """A centre (d,), float64, that a few outliers do not move: the lower median of 256 to 511 rows, per column.
 
-    Where columns are nearly dependent that may lie far from all points, in bandwidths: then it is the row closest to
-    the whitened rows' median.
+    Where columns are nearly dependent the median may lie many bandwidths from all points: then the centre is the row
+    closest to the whitened rows' median.
     """
     xp = array_namespace(points)
     rows = points[:: max(1, points.shape[0] // 256), :]

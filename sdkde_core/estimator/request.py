@@ -20,7 +20,7 @@ from ..coordinates import check as check_coordinates
 from ..messages import did_you_mean
 from ..protocol import KERNELS, PRECISIONS, TOLERANCES, Kernel, Precision, Problem, Reduction, with_fields
 
-# The options that are names; what validates them is made of these, or tested to have the same.
+# Options that are names. They are validated against these types, or a test compares the two.
 Single = Literal["kde", "sdkde", "laplace"]
 Method = Literal[Single, "stacked"]  # the last: a list of fitted densities, each of its own method
 Negative = Literal["keep", "clip", "renormalise"]  # what becomes of negative values of a signed density
@@ -105,7 +105,7 @@ class Request:
     check_finite: bool = True
     backend_options: Mapping[str, Any] | None = None
     # No options:
-    calls: int | None = None  # over how many "auto" spreads start-up; None: by where the data are
+    calls: int | None = None  # "auto" spreads start-up over that many calls; None: by the data's device
     without: dict[tuple[str, str], str] = field(default_factory=dict)  # backends given up for this call, and why
     ranks: Any = None  # the processes that share the rows: spreading.ranks.Ranks
     mixed: bool = True  # a bandwidth that is chosen may couple columns
@@ -115,13 +115,13 @@ class Request:
     guard: float = field(init=False)  # the part of the weight that guards the tails
     steps: bool = field(init=False)  # a rule for the bandwidth may choose the step and the score's bandwidth too
     mapped: bool = field(init=False)  # the estimate is of columns in other coordinates, or with ends
-    apart: bool = field(init=False)  # the density is no plain one of the samples, and is fitted first
+    apart: bool = field(init=False)  # mapped or stacked: the density is fitted before it is evaluated
 
     @classmethod
     def of(cls, goal: Goal, options: Options, *own: str) -> Request:
-        """Make a request from a public function's keyword arguments; ``own``: those that only this function takes.
+        """Make a request from a public function's keyword arguments; ``own``: arguments that only this function has.
 
-        A request of plain values is kept, as to make it takes a tenth of a small estimate. The bandwidth and the
+        Requests of plain values are cached, as making one takes a tenth of a small estimate. The bandwidth and the
         weights are validated with the data.
         """
         if unknown := [name for name in options if name not in Options.__annotations__]:
@@ -218,7 +218,7 @@ class Request:
         return {name: getattr(self, name) for name in Options.__annotations__ if name not in without}
 
     def moving(self, bandwidth: Bandwidth) -> Request:
-        """Return the request with the step and the tails that a bandwidth was chosen for, if no other is named."""
+        """Return the request with the step and the tails that a bandwidth was chosen for, where the user named none."""
         chosen: dict[str, Any] = {}
         if self.method == "sdkde" and bandwidth.step is not None and self.steps:
             chosen = {"step": bandwidth.step, "score_bandwidth": bandwidth.score_bandwidth}
@@ -255,7 +255,7 @@ class Request:
 
 @functools.lru_cache(maxsize=64, typed=True)  # True equals 1 and is another option
 def _kept(environment: str | None, goal: Goal, **options: Any) -> Request:
-    """The request of plain options; ``environment``: the variable that it follows from, too."""
+    """The request of plain options; ``environment``: the variable SDKDE_PRECISION, which is part of the key."""
     return Request(goal, **options)
 
 
@@ -271,8 +271,8 @@ def _problems(passes: tuple[Pass, ...], m: int | None, n: int, reach: float, **s
     shared["precision"] = precision_for(shared["precision"], shared["dtype"])
     shared["requires"] |= frozenset(["kernel"] * (shared["kernel"] != "gaussian"))
     if passes[0].moves:
-        # Halfway to means of samples, which lie among the samples, but for rounding and the tolerance of the shift; by
-        # longer steps to ``reach`` times as far from the centre: so nothing needs to be measured again.
+        # Half a step ends between a sample and a mean of samples: within the extent, but for rounding and the shift's
+        # tolerance. Longer steps end within ``reach`` times the extent. So moved samples need not be measured again.
         shared["extent"] = (reach + 1e-6) * shared["extent"] + TOLERANCES["fast"][Reduction.MEAN].absolute
     for step in passes:
         at_train = step.rows == "train" or m is None
@@ -286,8 +286,8 @@ def _problems(passes: tuple[Pass, ...], m: int | None, n: int, reach: float, **s
 
 @functools.cache
 def _passes(goal: Goal, method: str, c: float, adaptive: bool, guarded: bool) -> tuple[Pass, ...]:
-    """The passes of an estimate; ``c``: of the score's bandwidth."""
-    if method == "laplace":  # of its gradient the sum is the core's own
+    """The passes of an estimate; ``c``: the score's bandwidth, in bandwidths."""
+    if method == "laplace":  # its gradient is summed by the core
         return (Pass(Reduction.LAPLACE, "query"),)
     if goal is Goal.DEBIASED:
         return (Pass(Reduction.MEAN, "train", scale=c),)

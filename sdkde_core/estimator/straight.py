@@ -2,10 +2,10 @@
 
 What the general way (:mod:`.plan`, :mod:`.fitted`) decides on the host takes ten times as long as the kernels of a
 small estimate. Here two or three kernels (a backend's feature ``"line"``) compute the whitened points and log weights.
-Their extent and the weights' span are read, and everything else follows from these and from the shapes. That is kept,
-by the shapes and options of a call. Where more is asked for, the functions here return None, and the general way
-answers: outliers, weights of zero, numbers that are not finite, input that requires grad, and errors; for guards and
-steps other than ½ a backend with the feature ``"moves"`` is needed.
+Their extent and the weights' span are read. Everything else follows from these and from the shapes, and is kept, by the
+shapes and options of a call. Guards and steps other than ½ need a backend with the feature ``"moves"``. For outliers,
+weights of zero, numbers that are not finite, input that requires grad, and errors the functions here return None, and
+the general way answers.
 
 While the user captures a CUDA graph nothing can be read, and there is no other way. The passes are then those for the
 largest extent of the calls before. A replay whose data reach further, or are not finite, returns NaN.
@@ -60,7 +60,7 @@ class _Line:
         self._scale: tuple[Bandwidth | None, PerStream] = None, PerStream()
         self.extent = 0.0  # the largest of the calls so far
         self.brief, self.lists = _brief(self.n, m), Lists(not _brief(self.n, m, 26))
-        self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on, beside the request
+        self.state: tuple[Any, ...] = ()  # what the choice of a backend depends on besides the request
         self.known: dict[tuple[float, float | None, bool], _Passes | None] = {}
         self.how: dict[str, Any] = {"data_device": place, "calls": request.calls, "without": request.without}
         self.whitening: LineBackend | None = None
@@ -76,7 +76,7 @@ class _Line:
     def passes(self, extent: float, span: float | None, captured: bool = False) -> _Passes | None:
         """Return the passes for points within the extent; None where some of them would be summed apart.
 
-        As it changes with the data, the passes are those for the next half power of two, if its backend is the same.
+        As extents change with the data, the passes are those for the next power of √2, if its backend is the same.
         ``span``: of the log weights, None where they are equal.
         """
         key = extent, span, captured
@@ -87,7 +87,7 @@ class _Line:
     def _passes(self, extent: float, span: float | None, captured: bool) -> _Passes | None:
         wide = 2.0 ** (math.ceil(2.0 * math.log2(max(extent, 1.0))) / 2.0)
         more = self.passes(wide, span, captured) if self.brief and wide != extent else None
-        if more is not None and more.backend is self.whitening:  # so it is for what is usual, and between
+        if more is not None and more.backend is self.whitening:  # the same at the usual extent: so between, too
             return more
         problems = self._problems(extent, span)
         choice: Any = choose_near(self.request, problems, captured, **self.how)  # a capture has no other way
@@ -103,7 +103,7 @@ class _Line:
         return self._equal.get(n, lambda: like.new_full((n,), -math.log(n), dtype=dtype), like)
 
     def guarded(self, by: Any, columns: Columns, request: Request) -> list[tuple[Group, Columns]]:
-        """Columns and their guard, see :func:`.groups_of`, each as a group and in its unit."""
+        """The columns and their guard, see :func:`.groups_of`: of each the group, and the columns in its unit."""
         (scale, most), points, logs, share = GUARD, columns.points, columns.log_weights, request.guard
         widest, less = 16.0 if request.coordinates is None else scale, self.n > most
         wide = Group(columns, min(widest, guard_scale(self.n, self.d, scale, most)), math.log(share))
@@ -113,7 +113,7 @@ class _Line:
 
     def scale(self, bandwidth: Bandwidth, x: Any) -> Any:
         kept = self._scale
-        if kept[0] is not bandwidth:  # of a loop with one bandwidth it is sent once
+        if kept[0] is not bandwidth:  # a loop with one bandwidth sends it once
             kept = self._scale = bandwidth, PerStream()
         return kept[1].get("scale", lambda: bandwidth.whitener(x), x)
 
@@ -127,7 +127,7 @@ _lines: dict[Any, _Line] = {}
 
 
 def place_of(*given: Any) -> str | None:
-    """Return the current CUDA device, if it has all these tensors and the line takes them."""
+    """Return the current CUDA device if all these tensors are there, and are ones that the line takes; else None."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -143,7 +143,7 @@ def place_of(*given: Any) -> str | None:
 
 
 def _columns(*given: Any) -> tuple[Any, ...]:
-    """Tensors (n, d) or (n,) as columns in one piece, of the wider dtype, with a copy of what overlaps the first."""
+    """Tensors (n, d) or (n,) as contiguous (n, d) of the wider dtype; those that overlap the first are copied."""
     wide = next((x.dtype for x in given if x.itemsize == 8), given[0].dtype)
     first, *others = ((x[:, None] if x.ndim == 1 else x).to(wide).contiguous() for x in given)
     start, stop = first.data_ptr(), first.data_ptr() + first.nbytes
@@ -160,7 +160,7 @@ def _line(request: Request, x: Any, m: int | None, place: str) -> _Line:
     line = _lines.get(key)
     if line is None or line.state != state or line.records is not registry.records():
         if len(_lines) >= 32:  # each keeps n numbers on the device
-            _lines.pop(next(iter(_lines)), None)  # not all: a capture needs what a call just before it has found out
+            _lines.pop(next(iter(_lines)), None)  # the oldest: a capture needs the line of the call before
         extent = line.extent if line else 0.0
         line = _lines[key] = _Line(request.settled, x.shape, m, x.dtype, place)
         line.state, line.extent = state, extent
@@ -257,7 +257,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
 
 
 def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any, Request]:
-    """The same of NumPy's arrays, where PyTorch uses a GPU, and that is the fastest for the usual extent of 8."""
+    """The same for NumPy's arrays, on a GPU that PyTorch uses already, if it is the fastest at the usual extent, 8."""
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized() or not _plain(request) or is_attached(request.bandwidth):
         return None, request
@@ -266,7 +266,7 @@ def _of_arrays(request: Request, train: Any, query: Any, log: bool) -> tuple[Any
     if not floats or any(x.dtype != train.dtype for x in arrays) or not _fits(train, query, request.weights):
         return None, request
     (n, d), m, weighted = (*train.shape, 1)[:2], None if query is None else query.shape[0], request.weights is not None
-    if (n + (m or 0)) * max(d, 16) > 1 << 23:  # to bring them there takes longer than launches
+    if (n + (m or 0)) * max(d, 16) > 1 << 23:  # copying takes longer than launching
         return None, request
     problems = request.problems(m, n, d, 8.0, frozenset(["weights"] * weighted), str(train.dtype), "cpu")
     choice = choose_near(request, problems, True, data_device="cpu", calls=request.calls, without=request.without)
@@ -340,14 +340,14 @@ def _answer(fitted: Fitted, query: Argument, what: str) -> Any:
 
 
 def _brief(n: int, m: int | None, bits: int = 32) -> bool:
-    """Whether a card takes milliseconds at most for n samples and m queries; with 26 bits as long as the host."""
+    """Whether a card takes milliseconds at most for n samples and m queries; with 26 bits no longer than the host."""
     return n * max(n, m or 0) <= 1 << bits
 
 
 def _result(
     backend: Any, place: str, queries: Any, asked: Any, constant: float, negative: str, what: str, dtype: Any
 ) -> Any:
-    """Sum one group or two, ``asked``: each, its problem and state; return what is wanted, of a score the shift."""
+    """Sum one or two groups, each ``asked`` as (group, problem, state); return the density, its log, or the shift."""
     (_, first, state), *others = asked
     by: Any = registry.having("moves", place) if others else None
     rows = [None if p.same else queries if g.scale == 1.0 else by.in_unit(queries, g.scale) for g, p, _ in asked]
@@ -368,7 +368,7 @@ def _result(
 
 
 def _pulled_back(found: Any, bandwidth: Bandwidth, what: str, dtype: Any) -> Any:
-    """The score, of a shift: PyTorch's two kernels come after a list of launches; what else is found, as it is."""
+    """Turn a shift into the score, by two kernels of PyTorch's, which no list of launches has; pass others on."""
     return bandwidth.pull_back(found).to(dtype) if what == "score" and found is not None else found
 
 
@@ -393,7 +393,7 @@ def _device_asked(request: Request) -> bool:
 
 
 def _served(line: _Line, read: Any, captured: bool = False) -> tuple[Any, _Passes | None]:
-    """The passes for what a whitening has read, or None; and the extent and the span of weights that they serve."""
+    """Return the passes for what a whitening has read, after the extent and weight span that they serve; or Nones."""
     largest, span = read if isinstance(read, tuple) else (read, 0.0)
     if span == math.inf:  # a weight is not positive
         return None, None
@@ -411,7 +411,7 @@ def _attempt(compute: Callable[[], Any]) -> Any:
             return compute()
     except (BackendUnavailable, MemoryError):  # it may have another backend, or fewer rows at a time
         return None
-    except Warning:  # that the user has made an error
+    except Warning:  # the user has made warnings errors
         raise
     except (Exception, SystemExit) as error:  # a backend may raise anything
         raise_interrupt(error)
