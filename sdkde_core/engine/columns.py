@@ -25,10 +25,10 @@ Range = tuple[int, int]
 
 
 class _Packed(NamedTuple):
-    """Some of the columns as a backend holds them."""
+    """Some of the columns as packed by a backend."""
 
     backend: Any  # a Backend, or Exact
-    problem: Problem  # its n is theirs, its extent the largest that the state serves
+    problem: Problem  # n: their number; extent: the largest that the state serves
     columns: Columns
     state: Any
 
@@ -37,14 +37,14 @@ class PackedColumns:
     """The columns of one reduction, packed when rows first need them.
 
     If rows lie farther out than the columns, these are packed again for the next power of two of the rows' extent;
-    earlier batches do not matter. The problem's m is how many rows to expect, its extent bounds the columns.
+    earlier batches do not matter. The problem's m is the expected number of rows, its extent bounds the columns.
     ``shared``: calls may come from several threads and CUDA streams. Raises OutOfReach.
     """
 
     def __init__(
         self, backend: Backend, info: BackendInfo, problem: Problem, columns: Columns, shared: bool = False
     ) -> None:
-        self._points = columns.points  # those of weight zero too, which are rows all the same
+        self._points = columns.points  # also those of weight zero: they are rows
         self.n = int(columns.points.shape[0])
         self._backend, self._info, self._columns, self._shared = backend, info, columns, shared
         if "weights" in problem.requires and "grad" not in problem.requires:
@@ -78,7 +78,7 @@ class PackedColumns:
             start, stop = some or (0, self.n)
             rows = self._points[start:stop, :] if stop - start < self.n else self._points
         extent, m = self._problem.extent if extent is None else extent, rows.shape[0]
-        # The column that the first row is, where the rows are columns: some backends gain by that.
+        # The first row's number as a column, where the rows are columns: some backends are then faster.
         own = start if same and self._all_carry and (m == self.n or "range" in self._info.features) else None
         if self._limit_of_own and own is None:
             return self._as_query.reduce(queries, some=some, distances=distances, extent=extent)
@@ -109,8 +109,8 @@ class PackedColumns:
 
     @property
     def whole(self) -> _Packed | None:
-        """The columns as the backend has them, for rows within their extent; None where some are summed apart."""
-        problem, limit = self._problem, self._limit  # samples that moved may lie far within the extent
+        """The columns as packed for rows within their extent; None where some of them are summed apart."""
+        problem, limit = self._problem, self._limit  # the extent is a bound: moved samples may lie well within
         near = self._all_carry and "grad" not in problem.requires and (problem.extent <= limit or not self.far.n)
         return self._packed("all", self._backend, min(problem.extent, limit)) if near else None
 
@@ -136,7 +136,7 @@ class PackedColumns:
         return first, second
 
     def reduce_apart(self, rows: Range, columns: Range) -> Partial:
-        """Reduce a range of the points, near ones first: over the outliers, or over all columns, as the range says."""
+        """Reduce a range of the points, near ones first: over all columns, or over outliers if ``columns[0]`` > 0."""
         picked = take_rows(self._points, marked_last(self.far.mask)[slice(*rows)])
         which, extent = ("far", 0.0) if columns[0] else ("all", self._problem.extent)
         return self._sum([self._packed(which, *self._reaching(extent))], picked)
@@ -163,12 +163,12 @@ class PackedColumns:
         return within_limit(self._info, problem, pair_share(m_far, m, self.far.n, problem.n)) is problem
 
     def _for_near(self) -> list[_Packed]:
-        """What near rows are summed over: near columns, and outliers where these may add something."""
+        """The columns for near rows: near columns, and outliers where these may add something."""
         near = [self._packed("near", self._backend, self._limit)] if self.far.n < self._problem.n else []
         return near if near and self.far.negligible else [*near, self._packed("far", *self._reaching(0.0))]
 
     def _reaching(self, extent: float) -> tuple[Any, float]:
-        """What sums rows within ``extent``, and the extent to pack for: the backend if it reaches so far, or Exact."""
+        """The backend, or Exact where it does not reach rows within ``extent``; and the extent to pack for."""
         extent = self._stepped(extent)
         reached = self._info.supports(with_fields(self._problem, extent=extent)).ok
         return (self._backend, extent) if reached else (Exact(), math.inf)
@@ -184,7 +184,7 @@ class PackedColumns:
         return wider if known or self._info.supports(with_fields(self._problem, extent=wider)).ok else extent
 
     def _packed(self, which: str, backend: Any, extent: float) -> _Packed:
-        """The columns, ``"all"`` or those that are ``"near"`` or ``"far"``, as a backend has them for an extent."""
+        """Return ``"all"`` columns, the ``"near"`` or the ``"far"`` ones, packed for an extent now or before."""
         far = self.far.n if which != "all" else 0
         which = which if far else "all"
         with self._lock:
@@ -211,7 +211,7 @@ class PackedColumns:
             return packed
 
     def _sum(self, states: list[_Packed], rows: Any, own: int | None = None) -> Partial:
-        """Reduce over the columns of all states; ``own``: the rows are the first's columns from that one on."""
+        """Reduce over the columns of all states; ``own``: rows are the first state's columns, from this number on."""
         parts, m = [], rows.shape[0]
         for i, packed in enumerate(states):
             same, problem = own is not None and i == 0, packed.problem

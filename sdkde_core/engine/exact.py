@@ -12,7 +12,7 @@ BLOCK = 1 << 21  # numbers in the (rows, columns, d) block of differences: 16 Mi
 
 
 class Exact:
-    """The exact path with the methods of a backend."""
+    """The exact path with a backend's methods."""
 
     def prepare(self, problem: Problem, columns: Columns) -> Columns:
         return columns

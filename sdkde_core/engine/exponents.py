@@ -7,8 +7,8 @@ is the backend's to say: expanded squares lose R²·ε of the extent R, split sq
 Of error bounds, extents are in bandwidths, ε is the unit roundoff, and sums of d terms with independent roundings are
 taken to err by four standard deviations: Higham and Mary, "A new approach to probabilistic rounding error analysis",
 2019, justify the square root; the factor makes it hold for every pair. An error δ of the exponents moves a log sum by
-δ at most, LAPLACE's sums by that as often as :func:`paid` says, and a shift by δ times half the distance between the
-points that matter to the row: by δ R at most, midway between two clusters, and by δ where they are close together.
+δ at most, LAPLACE's sums by δ times :func:`paid`, and a shift by δ times half the distance between the points that
+matter to the row: by δ R at most, midway between two clusters, and by δ where they are close together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Library(Protocol):
 
 
 class Packed(NamedTuple):
-    """Points as tiles are made of them: ``left`` for a first, ``right`` for a second product or what replaces them."""
+    """Points packed for tiles: ``left`` for a formula's first product, ``right`` for its second product or addend."""
 
     left: Array
     right: Array | None = None
@@ -62,7 +62,7 @@ class Formula:
         return Packed(self.rows(points).left, None if log_weights is None else self.library.place(log_weights))
 
     def first(self, rows: Packed, columns: Packed, out: Array | None = None) -> Array:
-        """Return a tile of exponents, or what is exact of them; its differences keep all of their digits."""
+        """Return a tile of exponents, or their exact part; differences within it keep all of their digits."""
         return self.library.product(rows.left, columns.left.T, out)
 
     def second(self, tile: Array, rows: Packed, columns: Packed) -> Array:

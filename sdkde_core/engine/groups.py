@@ -22,7 +22,7 @@ from ..protocol import Columns, Partial, Problem, with_fields
 from .merge import merge, safe_log, take_columns, take_rows
 from .outliers import count
 
-#: Where in its step a place lies. At a half it may fall between two points, as of 8,192 equal ones: rounding decides.
+#: Where in its step a place lies. At ½ it could fall between two points, as for 8,192 equal weights: rounding decides.
 MIDDLE = 0.5 - 1e-6
 
 
@@ -38,7 +38,7 @@ class Group(NamedTuple):
         return int(self.columns.points.shape[0])
 
     def problem(self, problem: Problem) -> Problem:
-        """The group's, of that of all; rows are its own columns only where kernels have the bandwidth's width."""
+        """The group's part of a problem; its rows are its columns only where kernels are one bandwidth wide."""
         same = problem.same and self.scale == 1.0
         return with_fields(problem, n=self.n, extent=problem.extent / self.scale, same=same)
 
@@ -68,9 +68,9 @@ class Group(NamedTuple):
 def guard(columns: Columns, share: float, scale: float, most: int, widest: float) -> Group:
     """Return a guard of the columns' tails: some of them with kernels that are ``scale`` bandwidths wide.
 
-    At most ``most`` of them, evenly spaced by their number or by their weights: they cost little beside sums over pairs
-    that are near each other. Where they are fewer than the columns their kernels are wider by the factor by which they
-    are farther apart, up to ``widest`` bandwidths: benchmarks/notes/tails.md.
+    At most ``most`` columns are taken, evenly spaced by their number or by their weights: they cost little beside the
+    other groups. Fewer columns are farther apart: their kernels are wider by that factor, up to ``widest`` bandwidths:
+    benchmarks/notes/tails.md.
     """
     points, logs, (carried, d) = columns.points, columns.log_weights, columns.points.shape
     if carried > most:
@@ -78,7 +78,7 @@ def guard(columns: Columns, share: float, scale: float, most: int, widest: float
         if carried <= most:
             columns = take_columns(columns, xp.nonzero(logs > -math.inf)[0])
         else:
-            equal = xp.full_like(logs[:most], 1.0 / most)  # not the weights that derivatives are wanted by
+            equal = xp.full_like(logs[:most], 1.0 / most)  # constants, without derivatives by the weights
             some = take_rows(points, places(logs, most))
             columns = Columns(some, xp.log(equal), None if columns.weights is None else equal)
     return Group(columns, min(widest, guard_scale(carried, d, scale, most)), math.log(share))
@@ -90,7 +90,7 @@ def guard_scale(n: int, d: int, scale: float, most: int) -> float:
 
 
 def places(logs: Any, most: int) -> Any:
-    """Indices of so many points, evenly spaced by their weights, whose logs are given."""
+    """Indices of ``most`` points, evenly spaced by their weights, whose logs are given."""
     xp = array_namespace(logs)
     reached = xp.cumulative_sum(xp.exp(logs))
     at = (xp.arange(most, dtype=xp.float64, device=device(logs)) + MIDDLE) / most * reached[-1]
@@ -107,7 +107,7 @@ def adapted(columns: Columns, logs: Any, exponent: float) -> tuple[Any, tuple[in
     weights = xp.exp(columns.log_weights) if weights is None else weights
     middle = xp.sum(weights * xp.where(weights > 0, logs, xp.zeros_like(logs))) / xp.sum(weights)
     powers = xp.clip(xp.round((-2.0 * exponent / math.log(2.0)) * (logs - middle)), -6, 6)
-    powers = xp.where(xp.isnan(powers), xp.zeros_like(powers), powers)  # where nobody has looked for NaN
+    powers = xp.where(xp.isnan(powers), xp.zeros_like(powers), powers)  # NaN of unchecked data
     return powers, tuple(map(int, np.unique(to_host(powers))))
 
 
@@ -124,7 +124,7 @@ def by_width(columns: Columns, powers: Any, some: Sequence[int]) -> tuple[Group,
 
 
 class GroupedColumns:
-    """The groups of one reduction, each packed; it reduces as :class:`.PackedColumns` does."""
+    """The groups of one reduction, each packed; used as :class:`.PackedColumns`."""
 
     def __init__(self, groups: Sequence[Group], pack: Callable[[Problem, Columns], Any], problem: Problem) -> None:
         self._groups, self._d = tuple(groups), problem.d

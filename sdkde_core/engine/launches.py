@@ -50,7 +50,7 @@ _here = _Here()
 
 
 class Varying(float):
-    """A number that calls with the same list differ by: the k-th of what is given to a call, and ``more``."""
+    """A number in which calls with the same list differ: the k-th argument of a call, plus ``more``."""
 
     k, more = 0, 0.0
 
@@ -65,18 +65,18 @@ class Varying(float):
 
 
 def noting() -> bool:
-    """Whether launches are to be told of, by :func:`note`."""
+    """Whether launches are being recorded: then :func:`note` must be told of each."""
     return _here.recording is not None
 
 
 def note(launch: Launch, pointers: Sequence[Any]) -> None:
-    """Tell of a launch, and its kernel's pointers, in order: tensors, or addresses, 0 for none; then what varies."""
+    """Record a launch and its kernel's pointers, in order: tensors, or addresses (0: none); then varying numbers."""
     assert _here.recording is not None
     _here.recording.launches.append((launch, pointers))
 
 
 def aside(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate what makes values once, or looks ahead: no list has its launches, and its arrays stay where they are."""
+    """Decorate a function that makes values once, or looks ahead: its launches are not recorded."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -101,7 +101,7 @@ class Slots(threading.local):
     times = 0
 
     def ready(self, count: int, like: Any, more: int = 0) -> tuple[Any, int]:
-        """Return room for ``count`` float64 numbers ≥ 0 and ``more`` behind, and for which time; ``like``: there."""
+        """Return a buffer for ``count`` + ``more`` float64 numbers ≥ 0, and the number of this use (0: captured)."""
         torch = sys.modules["torch"]
         if (recording := _here.recording) is not None:
             recording.reads.append((self, count, more))
@@ -120,10 +120,9 @@ class Slots(threading.local):
         return self.tensor, self.times
 
     def largest(self, count: int, device: Any, time: int, more: int = 0) -> Any:
-        """Wait for so many numbers of that time, and return the largest of them: a tensor while a graph is captured.
+        """Wait for the first ``count`` numbers of use ``time``; return the largest, a tensor while a graph is captured.
 
-        With ``more`` numbers they follow it, in a tuple. RuntimeError where a signal handler has asked for numbers of
-        its own meanwhile.
+        The ``more`` numbers follow it, in a tuple. RuntimeError where a signal handler has used the buffer meanwhile.
         """
         if not time:
             return self.captured.amax()
@@ -145,11 +144,11 @@ class Slots(threading.local):
 
 
 def record(compute: Callable[[], tuple[Any, Any]], given: Sequence[Any]) -> tuple[Any, Any, Launches | None]:
-    """Return what ``compute()`` does, and the list of its launches.
+    """Return the two values of ``compute()``, and the list of its launches or None.
 
-    That is a tensor, or a tuple of them, or None; and the extent that it serves. There is no list where ``given``, the
-    tensors and numbers that it computes from, overlap, where PyTorch has launched a kernel, where several kernels wrote
-    numbers to the host, or where no kernel has a number as it varies.
+    The values are the result, a tensor, a tuple of them, or None; and the extent that it serves. There is no list where
+    ``given``, its tensors and numbers, overlap, where PyTorch has launched a kernel, where several kernels wrote
+    numbers to the host, or where a varying number reaches no kernel.
     """
     before, recording = _here.recording, _Recording()
     _here.recording = recording
@@ -235,15 +234,15 @@ class Launches:
         self.key = self._like, self._size, tuple((launch.key, places) for launch, places in self._steps)
 
     def room(self) -> Any:
-        """Memory for what the launches write between them."""
+        """Memory for the launches' intermediate arrays."""
         torch = sys.modules["torch"]
         return torch.empty(self._size, dtype=torch.uint8, device=self._like[1])
 
     def run(self, given: Sequence[Any], right: Callable[[Any], Any], early: bool) -> Any:
-        """Launch for others of the same shapes; return the result, or None where ``right`` is not this list.
+        """Launch for other arguments of the same shapes; return the result, or None if another list was right.
 
-        ``right`` is asked for what :meth:`Slots.largest` returns, or None: after the last launch, or ``early``, as soon
-        as it is there. A wrong guess then costs two launches.
+        ``right`` returns the list for what :meth:`Slots.largest` has read (None: nothing). It is asked after the last
+        launch or, with ``early``, as soon as that is read: then a wrong guess costs two launches.
         """
         torch, (several, device, *like) = sys.modules["torch"], self._like
         results = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in like)
@@ -272,11 +271,11 @@ class Launches:
 class _Known:
     lists: dict[Any, Launches] = field(default_factory=dict)  # by the extent that they serve
     last: Launches | None = None  # which served last
-    tries: int = 2  # a first call may make what is made once, such as weights that are all equal, and have no list
+    tries: int = 2  # a first call may have no list, as it makes what is made once, such as equal weights
 
 
 class Lists:
-    """Lists of launches of calls of one shape: by a key, and by the extent that they serve; ``early``: as for run."""
+    """The lists of launches for calls of one shape, by a key and the extent that they serve; ``early``: as for run."""
 
     def __init__(self, early: bool) -> None:
         self._early, self._known = early, dict[Any, _Known]()
@@ -286,8 +285,8 @@ class Lists:
     ) -> Any:
         """Return the result of ``launch()``, or of a list of its launches; None where the general way is to answer.
 
-        With its result it returns the extent that its launches serve. ``served`` is that of what was read, None where
-        there is no result; it is asked for that of None where nothing is read.
+        ``launch()`` returns the result, and the extent that its launches serve. ``served`` returns that extent for what
+        was read (None: nothing); None: there is no result.
         """
         place = given[0].device
         key = key, place, _stream(place), *(isinstance(x, float) or x.data_ptr() % 16 for x in given)
@@ -340,10 +339,10 @@ class PerStream:
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Any, set[int]]] = {}  # values, and the streams that find them whole
-        self._of = _here.recording and _here.recording.name  # of a list, whose launches make the values anew
+        self._of = _here.recording and _here.recording.name  # made while recorded: the list makes the values anew
 
     def get(self, key: Any, make: Callable[[], Any], like: Any) -> Any:
-        """Return the value of a key, by ``make()`` the first time; ``like``: a tensor on the value's device.
+        """Return the value of a key, which ``make()`` makes the first time; ``like``: a tensor on its device.
 
         The value is a tensor, or has its tensors in tuples, lists, dictionaries and dataclasses.
         """

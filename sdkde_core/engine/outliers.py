@@ -11,8 +11,8 @@ import numpy as np
 from ..arrays import array_namespace, look
 from ..protocol import BackendInfo, Columns, Problem
 
-#: Largest share of the pairs that is taken off a backend. Above it, a backend that supports the full extent gets all
-#: pairs, and another is no candidate.
+#: Largest share of the pairs that is summed apart. Above it, a backend that supports the full extent gets all pairs,
+#: and another is no candidate.
 SPLIT_SHARE = 0.5
 
 CLEAR = 1e4  # bandwidths from the centre within which rounding does not matter at any precision

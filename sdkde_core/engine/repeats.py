@@ -1,4 +1,4 @@
-"""Points that come several times, as in counts and rounded data: on a CPU each is summed once, with all the weight."""
+"""Points that occur several times, as in rounded data: on a CPU each is summed once, with their summed weight."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..protocol import Backend, BackendInfo, Columns, Problem, with_fields
 from .columns import PackedColumns
 from .merge import each, take_rows
 
-SAMPLE = 4096  # points, at least, among which one looks for repeats, and of how many
-MOST = 0.75  # of the points are distinct, where equal ones are merged
+SAMPLE = 4096  # points that are looked at for repeats; fewer points are not merged
+MOST = 0.75  # the largest share of distinct points at which equal ones are merged
 
 
 class Merged:
-    """As :class:`.PackedColumns`, of distinct points; ``group`` (n,): the packed column that each column equals."""
+    """Used as :class:`.PackedColumns`, of distinct points; ``group`` (n,): which packed column each column equals."""
 
     def __init__(self, packed: PackedColumns, group: Array) -> None:
         self._packed, self._group = packed, group
@@ -51,12 +51,12 @@ def pack(
 
 
 def _pays(problem: Problem) -> bool:
-    """Whether equal points may be merged; for few rows to find them takes longer than to sum them."""
+    """Whether equal points may be merged; for few rows finding them takes longer than summing them."""
     return problem.device == "cpu" and problem.m >= 256 and "grad" not in problem.requires
 
 
 def merged(problem: Problem) -> Problem:
-    """The problem of the distinct points, where equal ones are merged; as many rows as columns are taken for these."""
+    """The problem of the distinct points, where equal ones are merged; m = n is taken to mean that rows are columns."""
     if problem.distinct == 1.0 or not _pays(problem):
         return problem
     n, m, requires = math.ceil(problem.distinct * problem.n), problem.m, problem.requires | {"weights"}
@@ -64,10 +64,10 @@ def merged(problem: Problem) -> Problem:
 
 
 def distinct_share(points: Any) -> float:
-    """What share of many points differs from all others, by some of them; 1: more than three quarters.
+    """The share of distinct points among many, estimated from a sample; 1 stands for more than three quarters.
 
-    The others are as many as Chao (1984, Nonparametric estimation of the number of classes in a population) estimates
-    by those that come once and twice, or as if one that comes once stood for what was not looked at.
+    Distinct points that the sample lacks are estimated by those that it has once and twice (Chao 1984, Nonparametric
+    estimation of the number of classes in a population), but at most n / size − 1 for each that it has once.
     """
     if (n := points.shape[0]) < SAMPLE:
         return 1.0
@@ -86,7 +86,7 @@ def distinct(points: Array) -> tuple[Array, Array]:
     keys = _keys(points)
     values, counts = _counted(keys)
     often = values[counts > 1]
-    # Those that come often are found among the few that do, which is faster than to sort all.
+    # Frequent points are looked up among their few keys, which is faster than sorting all points.
     group = np.minimum(np.searchsorted(often, keys), max(len(often) - 1, 0))
     met = often[group] == keys if len(often) else np.zeros(len(keys), bool)
     first, (rest,) = np.empty(len(often), np.intp), np.nonzero(~met)
@@ -102,7 +102,7 @@ def distinct(points: Array) -> tuple[Array, Array]:
 
 
 def places(n: int, most: int) -> Array:
-    """Indices of up to ``most`` of n points, one of each stretch of equal length, where no period in the data meets."""
+    """Indices of up to ``most`` of n points, one in each stretch of equal length, at places that no period matches."""
     step = -(-n // most)
     k = np.arange(n // step)
     return k * step + (step * (k * 0.5 * (math.sqrt(5.0) - 1.0) % 1.0)).astype(np.int64)
@@ -117,7 +117,7 @@ def _keys(points: Array) -> Array:
 
 
 def _counted(keys: Array) -> tuple[Array, Array]:
-    """Some of the keys, and how often each comes."""
+    """The distinct keys of a sample, and how often each occurs in it."""
     return np.unique(keys[places(len(keys), SAMPLE)], return_counts=True, equal_nan=False)
 
 
