@@ -150,7 +150,7 @@ class Problem:
     kernel: str = "gaussian"  #: one of :data:`KERNELS`; with ``"kernel"`` in requires unless Gaussian
     #: With ``"weights"``: the log of the largest weight over the least, rounded up to a whole number; ∞: not known.
     weight_span: float = math.inf
-    distinct: float = 1.0  #: of the core's own problems: what share of the columns is expected to differ
+    distinct: float = 1.0  #: set by the core only: the expected share of distinct points among the columns
 
     def __post_init__(self) -> None:
         if type(self.reduction) is not Reduction:  # a plain string would equal but not be it
@@ -171,7 +171,7 @@ class Problem:
 
 
 def with_fields(frozen: T, **fields: Any) -> T:
-    """Return a dataclass with other values of some fields, not checked anew: in a tenth of the time of ``replace``."""
+    """Return a dataclass with some fields replaced and not checked again: in a tenth of the time of ``replace``."""
     new = object.__new__(type(frozen))
     new.__dict__.update(frozen.__dict__, **fields)
     return new
@@ -191,7 +191,7 @@ class Work:
     #: Floating-point operations in matrix products, by dtype (``"float64"``, ``"tf32"``, ``"float16"`` …).
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
     scalar_flops: float = 0.0  #: other single-precision operations but exponentials; in double precision one is two
-    exps: float = 0.0  #: single-precision exponentials; one in double precision counts as what it costs in them
+    exps: float = 0.0  #: single-precision exponentials; a double-precision one counts as the number that it costs
     bytes: float = 0.0  #: traffic with main memory, in bytes
     transfer_bytes: float = 0.0  #: traffic between host and device, in bytes
     launches: int = 1  #: kernel launches, or their like
@@ -222,7 +222,7 @@ class Columns:
 
     points: Any  #: (n, d) whitened and shifted, so that the origin lies among the points; in C order
     log_weights: Any  #: (n,) finite and at most 0; without ``"weights"`` in ``problem.requires`` all are equal
-    weights: Any = None  #: (n,) with ``"grad"`` and ``"weights"``: those whose logs log_weights are; zeros included
+    weights: Any = None  #: (n,) with ``"grad"`` and ``"weights"``: exp(log_weights), zeros included
     ordered: bool = field(default=False, kw_only=True)  #: points and rows stand in the order of the backend
     log_range: tuple[float, float] | None = field(default=None, kw_only=True)  #: bounds of log_weights, where known
 
@@ -232,8 +232,8 @@ class Backend(TypingProtocol):
 
     The same input, options, thread count and device give the same bits.
 
-    NumPy's arrays are handed out read-only. What a backend raises, but for :class:`DeviceOutOfMemory`, sets it aside
-    for the process where ``"auto"`` has chosen it; where the user has named it, it raises :class:`BackendUnavailable`.
+    NumPy's arrays are handed out read-only. After any error but :class:`DeviceOutOfMemory` ``"auto"`` does without the
+    backend for the rest of the process; where the user has named it, they get :class:`BackendUnavailable`.
 
     Memory is the backend's: it cuts the work so that its temporaries fit, in a way that follows from the problem and
     the device, never from what is free, since the bits depend on it. Where they do not fit all the same it raises
@@ -372,8 +372,8 @@ class OrderBackend(Backend, TypingProtocol):
     def order(self, problem: Problem, points: Any, columns: Columns | None = None) -> Any:
         """Return an order of the points (n,), integers; None where it does not gain by one.
 
-        With ``columns`` these are the points; some may lie beyond the extent, and log weights may be −inf. Without, the
-        points are query rows. The problem's m is the number of rows on one device. Coordinates may be NaN.
+        With ``columns`` the points are the columns'; some may lie beyond the extent, and log weights may be −inf.
+        Without, they are query rows. The problem's m is the number of rows on one device. Coordinates may be NaN.
         """
 
 
@@ -386,9 +386,9 @@ class GroupsBackend(Backend, TypingProtocol):
     def reduce_groups(self, problem: Problem, queries: Any, state: Any, constants: Any, known: Any) -> Partial:
         """Return what :meth:`reduce` has of every group, for its own rows: log sums (k, m), and shifts (k, m, d).
 
-        ``queries``: (k, m, d) float64. The extent bounds all rows and columns. LOG_SUM and MEAN. What it is for is
+        ``queries``: (k, m, d) float64. The extent bounds all rows and columns. LOG_SUM and MEAN. The caller forms
         log(exp(known_i) + Σ_k exp(ℓ_ki + constants_ki)), ``known`` (m,) and ``constants`` (k, m), which may be −inf:
-        what adds less to that than the tolerance may be left out, so ℓ_ki may be −inf.
+        terms that add less to it than the tolerance may be left out, so ℓ_ki may be −inf.
         """
 
 
@@ -434,9 +434,9 @@ class CriteriaBackend(Backend, TypingProtocol):
         """
 
     def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str, looked: Any = None) -> Any:
-        """Return what k bandwidths say of samples, at most some thousand, as a new tensor, which :meth:`terms` reads.
+        """Return left-out densities of some thousand samples by k bandwidths, as a new tensor for :meth:`terms`.
 
-        Where ``looked``, which :meth:`narrowed` has returned, is not above 0, it may be anything. As with
+        They may be anything for bandwidths where ``looked``, :meth:`narrowed`'s result, is not above 0. As with
         :meth:`ordered` launches may be kept, and the host is not to wait.
         """
 
@@ -453,15 +453,15 @@ class CriteriaBackend(Backend, TypingProtocol):
 
         One of ``first`` is plausible if ``times`` · 2 z² < 6 for a loss that counts. Here z is the standard score of
         the weighted mean of the losses, less the losses of the bandwidth where that mean is least. The six widest are
-        compared, and three more until none of the three narrowest is plausible. Above 0 is the result from three places
-        below the narrowest plausible one to three above the widest; where it reaches the ``top``-th, also for all
-        beyond. As with :meth:`ordered` launches may be kept, and the host is not to wait.
+        compared, and three more until none of the three narrowest is plausible. The result is above 0 from three places
+        below the narrowest plausible one to three above the widest, and beyond the ``top``-th too where it is so there.
+        As with :meth:`ordered` launches may be kept, and the host is not to wait.
         """
 
     def terms(self, values: Any, n: int, d: int, bandwidths: Sequence[float], method: str) -> tuple[Any, Any, Any]:
-        """Return what k bandwidths say of n samples, of the numbers that :meth:`left_out` has returned, on the host.
+        """Return the criteria's terms for k bandwidths and n samples, from :meth:`left_out`'s numbers, on the host.
 
-        That is log |p̂₋ᵢ(u_i)| (k, n); its sign (k, n), or ones (k,); and log ∫p̂² (k,). These are NumPy's, without
+        They are log |p̂₋ᵢ(u_i)| (k, n); its sign (k, n), or ones (k,); and log ∫p̂² (k,), all NumPy's, without
         (2π)^(−d/2). For ``"kde"`` p̂₋ᵢ(u_i) = Σ_{j≠i} w_j φ_ij / (1 − w_i) h^−d, for ``"laplace"`` the same with the
         factor 1 + d/2 − r²_ij / 2h²; for ``"sdkde"`` of the others, moved by half their shift, as if u_i were not
         there. ∫p̂² is of all samples: a KDE of the (moved) samples at √2 h, for ``"laplace"`` with the factor
@@ -529,7 +529,7 @@ class BackendInfo:
     #: Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
     startup_seconds: float = 0.0
     #: ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
-    #: yet; it counts as start-up does. Not what is compiled once on a machine, whatever the problem.
+    #: yet; it counts as start-up does. Leave out what a machine compiles once for all problems.
     compile_seconds: Callable[[Problem], float] = lambda problem: 0.0
     #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; nothing if empty.
     tuning: str = ""

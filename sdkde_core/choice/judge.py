@@ -47,17 +47,17 @@ class StartUp(NamedTuple):
 
 
 def calls_of(calls: int | None, data_device: str) -> int:
-    """Return over how many calls start-up is spread: ``calls``, or else by where the data are; see :func:`.choose`."""
+    """Return the number of calls that start-up is spread over: ``calls``, else by the data's device."""
     if calls is not None:
         return calls
     return 10 if data_device == "cpu" and not has_context("cuda") else 10_000
 
 
 def start_up(info: BackendInfo, problems: Sequence[Problem], calls: int) -> StartUp:
-    """Return what a backend's start costs: what is declared, and compiling; one of ``calls`` calls counts its share.
+    """Return what a backend's start costs: the declared seconds, and compiling; a call counts one ``calls``-th of it.
 
-    What counts of it is in docs/backends.md. No other import or compilation matters, so that the choice
-    does not depend on the calls before.
+    docs/backends.md says what is left out. No other import or compilation matters, so that the choice does not depend
+    on earlier calls.
     """
     device, compiling = problems[0].device, compile_seconds(info, problems)
     compiled = registry.warm.get((info.name, device))
@@ -86,8 +86,8 @@ def judge(
     device, priced = problems[0].device, startup is not None
     startup = startup or StartUp(info.startup_seconds, 0.0)
     on = processor(device) if priced else None
-    rates = on or (PLAIN if priced else None)  # by what it would take on a plain GPU, where nobody knows the device's
-    beyond = False  # whether points lie beyond its limit, summed apart or not
+    rates = on or (PLAIN if priced else None)  # a device with unknown rates is priced as a plain GPU
+    beyond = False  # whether points lie beyond the backend's limit, summed apart or not
     answers: list[tuple[str, str]] = []  # reductions, and reasons
     passes: list[float | None] = []
     apart: list[tuple[float, float]] = []  # shares of the pairs, and the limits beyond which they are
@@ -102,7 +102,7 @@ def judge(
         passes.append(seconds)
         if asked is not problem and far:
             apart.append((far, asked.extent))
-        beyond = beyond or far > 0.0 or asked is not problem  # of an extent that is rounded up no point may be
+        beyond = beyond or far > 0.0 or asked is not problem  # by the extent, which is rounded up
     differ = len({text for _, text in answers}) > 1
     notes = [f"{reduction}: {text}" if differ else text for reduction, text in answers]
     if apart:
@@ -132,7 +132,7 @@ def judge(
 def _pass(
     info: BackendInfo, problem: Problem, step: int, share: Share | None, rates: Processor | None
 ) -> str | tuple[Problem, float, str, float | None]:
-    """Why a pass cannot be; or it as the backend sees it, the share of pairs beyond its limit, its reason and time."""
+    """Why the backend cannot run a pass; or the problem that it gets, the share of far pairs, its reason and time."""
     if problem.precision not in info.precisions:
         return f"has precisions {', '.join(info.precisions)}, not {problem.precision}"
     if lacking := sorted(problem.requires - info.features):
@@ -155,7 +155,7 @@ def _pass(
 
 
 def _seconds(info: BackendInfo, problem: Problem, asked: Problem, far: float, on: Processor) -> float | None:
-    """Predicted time where the backend sums ``asked``, and it or the core, exactly, a share ``far`` of the pairs apart.
+    """Predicted time where the backend sums ``asked``, and it or Exact sums a share ``far`` of the pairs apart.
 
     Near rows over far columns are a call of their own. So are far rows, over all columns, packed for their extent.
     """

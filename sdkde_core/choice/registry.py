@@ -21,10 +21,10 @@ made: dict[tuple[str, str, str], tuple[Backend | None, Support]] = {}
 #: By name and device: why ``"auto"`` does without a backend there.
 aside: dict[tuple[str, str], str] = {}
 
-#: By what was asked, and what else it depends on: :func:`records`, and the choice that follows.
+#: Kept choices, by the question and the state that they depend on; each with the :func:`records` of its time.
 chosen: dict[Any, tuple[Any, Any]] = {}
 
-#: By name and device, what :func:`sdkde_core.warm_up` has started there: whether it has compiled what is common, too.
+#: Backends that :func:`sdkde_core.warm_up` has started, by name and device: whether it has compiled their kernels, too.
 warm: dict[tuple[str, str], bool] = {}
 
 
@@ -42,7 +42,7 @@ class Record:
     distribution: str  # what installed it
     version: str
     value: str  # where the entry point points
-    info: BackendInfo | None = None  # None where it could not be had
+    info: BackendInfo | None = None  # None where it could not be loaded
 
     @property
     def ok(self) -> bool:

@@ -44,7 +44,7 @@ class Choice:
 
 
 class Wanted(NamedTuple):
-    """What is asked for, besides the passes: arguments of :func:`choose`."""
+    """Arguments of :func:`choose` for one device, besides the passes."""
 
     backend: str = "auto"
     device: str | None = None
@@ -99,19 +99,19 @@ def choose(
 ) -> Choice:  # fmt: skip
     """Return the backend for the passes: the named one, by argument or ``SDKDE_BACKEND``, or the best that works here.
 
-    Candidates are all plugins on the devices in question: the one named; else the data's, and for data on the host
-    the plugin's other devices too. Of one that cannot answer the reason is kept (:func:`.judge.judge`). The others are
-    ranked: for data on a GPU those that work there come first; then the predicted time decides, with transfers and
-    what counts of start-up (docs/backends.md); those without are last. The first that starts is taken. Where the same
-    was asked before the choice is kept, unless it followed from ``share``; not with options or ``explained``.
+    Candidates are all plugins on the devices in question: the named device; else the data's, and for data on the host
+    the plugin's other devices too. A plugin that cannot answer keeps the reason (:func:`.judge.judge`). The others are
+    ranked: for data on a GPU those that work there come first; then by predicted time, which includes transfers and a
+    share of start-up (docs/backends.md); those without a time are last. The first that starts is taken. The choice is
+    kept for the next call that asks the same, unless it used ``share``, options or ``explained``.
 
-    Without ``explained`` a plugin is left out whose start-up alone takes longer than the best one, and one without a
-    competitor gets no price. Of several devices it is the best backend for the first that works on all of them, and of
-    ``"cuda:all"`` those take part that make the estimate faster.
+    Without ``explained`` a plugin is left out whose start-up alone takes longer than the best one, and a plugin without
+    a competitor gets no price. For several devices it is the best backend for the first that works on all of them; of
+    ``"cuda:all"`` as many devices take part as make the estimate faster.
 
     ``device``: as the user named it. ``came_from``: where the user had the data, if they have been copied to
-    ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: over how many start-up is spread;
-    None: by where the data are. ``without``: what ``"auto"`` is not to take, by name and device, and why.
+    ``data_device``. ``share``: the share of the pairs beyond an extent. ``calls``: start-up is spread over that many;
+    None: by the data's device. ``without``: why ``"auto"`` must not take a backend, by its name and device.
 
     BackendUnavailable: the named backend is unknown or cannot answer, or none can; with the reason and the mend.
     ValueError: ``backend_options`` without a named backend, or that it does not take; ``SDKDE_NUM_THREADS`` or
@@ -120,8 +120,8 @@ def choose(
     aside, several = dict(without or {}), None if isinstance(device, str) or device is None else device
     first = device if device is None or isinstance(device, str) else device[0]
     wanted = Wanted(backend, first, data_device, calls_of(calls, came_from or data_device))
-    # In a loop all calls ask for the same, and to judge takes half of a call: what was chosen before is kept, but not
-    # if the share of far pairs was asked for.
+    # In a loop all calls ask the same, and judging takes half of a call: so choices are kept, unless the share of far
+    # pairs was asked for.
     key: Any = None
     if not (explained or options or aside):
         state = tuple(registry.aside.items()), tuple(registry.warm.items()), cpu_threads(), has_context("cuda")
@@ -161,7 +161,7 @@ def choose(
 
 
 def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -> float:
-    """Predicted time where devices share every pass: by blocks of pairs where the backend has them, else by rows."""
+    """Predicted time if devices share every pass: by blocks of pairs where the backend has these, else by rows."""
     info, on = choice.info, processor(choice.device)
     total = 1.5e-3 * devices if devices > 1 else 0.0  # what each takes the host: measured with two and four H100s
     for problem in at(problems, choice.device):
@@ -282,13 +282,13 @@ def ranked(
         if not everything and startup is not None and startup.counted > least:
             break  # later candidates start up for longer
         candidate = judge(info, posed[place], wanted.data_device, share, startup)
-        # A plugin without a CPU has a device that was not asked for; it is tried if it was named. Of other devices than
-        # CUDA's nobody knows here whether there is one.
+        # :func:`_devices` has the GPU of a plugin without a CPU even if no GPU is listed: tried only if named. For
+        # kinds other than CUDA nothing here says whether a device is there.
         absent = place.startswith("cuda") and gpu_name(place) is None
         if candidate.ok and wanted.device is None and info.name != named and absent:
             candidate = replace(candidate, ok=False, reason=f"no {place} is here", seconds=None, pass_seconds=())
         if candidate.ok and wanted.device is None and place != wanted.data_device and processor(place) is None:
-            candidate = replace(candidate, seconds=None, pass_seconds=())  # nobody knows that data gain by going there
+            candidate = replace(candidate, seconds=None, pass_seconds=())  # unknown rates: data may gain nothing there
         if candidate.ok:
             least = min(least, candidate.total_seconds)
         found.append(candidate)
