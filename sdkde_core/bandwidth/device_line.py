@@ -26,8 +26,8 @@ TOO_MANY = "the samples take more bins than a device's kernels have"
 class DeviceLine(Line):
     """As :class:`.Line`, by a backend's kernels: of all values of one column, where equal ones are in one fold.
 
-    What :class:`.Looks` will ask is read at once, with the sample's ends and quartiles, which the sample is told.
-    ``good``: the column needs no preparation on the host, as a rounded one does.
+    All sums that :class:`.Looks` needs are read at once, with the ends and quartiles, which the sample gets. ``good``:
+    the column needs no preparation on the host, as a rounded one does.
     """
 
     good = False
@@ -53,9 +53,9 @@ class DeviceLine(Line):
         return self._values() / self.unit, np.full(len(self._index), 1.0 / len(self._index))
 
     def left_out(self, looks: Looks, k: int) -> LeftOut:
-        if looks.unit != self._asked:  # another one, as many samples are equal
+        if looks.unit != self._asked:  # many samples are equal, so the unit is another
             self._ask(looks.unit)
-        if k not in self._sums:  # the kernels went on where the host's search has ended: then that is cut short
+        if k not in self._sums:  # the kernels searched on where the host's search ended: end theirs there too
             self._ask(looks.unit, min(j for j in looks.known if (looks.last - j) % 3 == 0))
         if np.isnan(self._sums[k]).any():
             raise RuntimeError(TOO_MANY)

@@ -1,4 +1,4 @@
-"""Samples as a choice of bandwidth asks them: on the host, or on a GPU, whose kernels answer much at once."""
+"""Distinct samples, and the criteria over them: on the host, or by a GPU's kernels, many bandwidths at once."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from .pairs import Left, Pairs
 from .sample import SEED, Sample, drawn, most_of, spread_of
 
 GAP = 20.0  # spreads: longer stretches of a column without samples are shortened to that, for the digits of float32
-TIES = 0.01  # of a column's samples: where no more are equal to the next one in order, nothing is done about it
+TIES = 0.01  # the share of a column's samples that equal the next one in order, above which ties are spread
 
 _logger, _lists = logging.getLogger("sdkde"), Lists(False)
 
 
 class Distinct:
-    """Distinct samples u (n, d) in spreads, in an order to cut them short in, their weights, and the columns' units.
+    """Distinct samples u (n, d) in spreads, in random order, their weights, and the columns' units.
 
-    The weights (n,) are positive and sum to 1. Units are of rounded columns, else 0. ``index``, of one column: the
-    samples are in order, and this is another one. ``steps``: the bandwidths to ask all of them about, if that is known.
+    The weights (n,) are positive and sum to 1. Units are of rounded columns, else 0. One column is sorted instead, and
+    ``index`` has a random order. ``steps``: the bandwidths to evaluate on all samples, if known.
     """
 
     steps: Any = None
@@ -43,7 +43,7 @@ class Distinct:
         self.u, self.weights, self.units, self.index = u, weights, units, index
 
     def shares(self, most: int) -> Array:
-        """The weights of :meth:`part`, which sum to 1, on the host."""
+        """The weights of the first ``most`` samples, made to sum to 1, on the host."""
         some = self.weights[:most]
         return some if most == len(self.weights) else some / some.sum()
 
@@ -60,17 +60,17 @@ class Distinct:
         return shape, why
 
     def left_out(self, most: int, method: str) -> Callable[[Sequence[float]], list[Left]]:
-        """A function that returns what bandwidths say of the first so many samples."""
+        """A function that evaluates bandwidths on the first ``most`` samples."""
         return Pairs(self.u[:most], self.shares(most), method).at
 
 
 class OnCard(Distinct):
     """The same on a CUDA device, by a backend's kernels: launched when this is made, and read at once.
 
-    They find the shape, the bandwidths to ask all samples about, and what these say. ``host``: distinct samples that
-    were prepared on the host. Without it the device prepares them, and ``good`` says whether that was enough; rounded
-    and equal samples, and columns with gaps, need more. The samples' ends and quartiles, which the host looks at as
-    well, are read too.
+    They find the shape, the bandwidths to evaluate on all samples, and the criteria there. ``host``: distinct samples
+    that were prepared on the host. Without it the device prepares them, and ``good`` says whether that was enough:
+    rounded and equal samples, and columns with gaps, need more. The samples' ends and quartiles, which the host needs
+    as well, are read too.
     """
 
     _shape: tuple[Array | None, str] = None, ""
@@ -82,7 +82,7 @@ class OnCard(Distinct):
         super().__init__(None, *(np.full(n, 1.0 / n), np.zeros(d)) if host is None else (host.weights, host.units))
         most = shapes.most_of(n, d) if rule == "auto" and not sample.common else 0
         few, steps = asked_first(n), steps_of(rule)
-        every = steps_of("lscv")  # all that any rule may look at
+        every = steps_of("lscv")  # those of all rules
         first, then = (bandwidths_of(x, method, d, self.shares(k)) for x, k in ((thirds(steps), few), (every, n)))
         criteria = rule != "lcv", rule == "lcv" or (rule == "auto" and method != "laplace")
 
@@ -123,9 +123,9 @@ class OnCard(Distinct):
                 self._shape = factor @ factor.T, shapes.said(which, parts[-1][1])
 
     def _measured(self, sample: Sample, found: Array) -> bool:
-        """Tell the sample its ends and quartiles; return whether the device has prepared all that there is to do."""
+        """Set the sample's ends and quartiles; return whether the samples need no preparation by the host."""
         measured, ends, (low, high, near, ties, twice) = np.split(found, [3, 6])
-        if not (measured[0].min() > 1e-140 and measured[0].max() < 1e140):  # else squares of the data are none
+        if not (measured[0].min() > 1e-140 and measured[0].max() < 1e140):  # else squares of the data leave float64
             return False
         sample.ends = ends
         measured[1:] -= ends[2]
@@ -149,7 +149,7 @@ def asked_first(n: int) -> int:
 
 
 def steps_of(rule: str) -> NDArray[np.intp]:
-    """The bandwidths that a rule looks at, as steps of their logs."""
+    """The bandwidths that a rule evaluates, as steps of their logs."""
     return np.arange(-31, 1 if rule == "auto" else 6)
 
 
@@ -168,7 +168,7 @@ def bandwidths_of(steps: NDArray[np.intp], method: str, d: int, weights: Array) 
 
 @functools.lru_cache(16)
 def _drawn(n: int, most: int, place: Any) -> tuple[Any, Any, Any]:
-    """On a device: which of n samples are looked at; their places in order; weights of those asked first."""
+    """On a device: indices of ``most`` of n samples; their places in order; the weights of those evaluated first."""
     rng, torch = np.random.default_rng(SEED), sys.modules["torch"]
     taken = drawn(n, most, rng) if n > most else np.arange(n)
     # Copies from the host are there before another stream can use them.
@@ -178,7 +178,7 @@ def _drawn(n: int, most: int, place: Any) -> tuple[Any, Any, Any]:
 
 @quiet
 def look(sample: Sample, rule: str) -> None:
-    """Ask the kernels for a sample's device, if there are any, what can be asked at once."""
+    """Have the kernels for a sample's device, if there are any, sum the criteria at once."""
     if sample.weights is None and sample.n >= 5 and sample.kernels is not None:
         try:
             found: Any = OnCard(sample, rule, sample.mixed) if sample.d > 1 else DeviceLine(sample, rule)

@@ -44,12 +44,12 @@ FOLDS = 8  # parts of the samples that are left out in turn; fewer where there a
 class _Grid(NamedTuple):
     """Bins on a circle, one wide."""
 
-    edges: Array  # (bins,) where they begin, in the samples' units, each moved as its samples are
-    at: NDArray[np.intp]  # (bins,) the first sample from there on
+    edges: Array  # (bins,) where they begin, in the samples' units, before empty stretches were shortened
+    at: NDArray[np.intp]  # (bins,) the first sample at or after each edge
     width: float  # of a bin, in the samples' units
     frequencies: Array  # angular, to a bin
     bins: int
-    h: float  # the bandwidth that it was made for, in bins
+    h: float  # the bandwidth that the grid was made for, in bins
 
 
 class LeftOut(NamedTuple):
@@ -57,14 +57,14 @@ class LeftOut(NamedTuple):
 
     power: Array  # with β = ¼
     least_squares: Array
-    likelihood: Array  # densities below some 1e-15 of the highest count as that; NaN for laplace
+    likelihood: Array  # densities count as at least some 1e-15 of the highest; NaN for laplace
 
 
 class Line:
     """The samples of one column: sorted (n,), with weights that sum to 1; for a method.
 
-    ``folds`` (n,): the parts that are left out together. ``score``: the score's bandwidth, in bandwidths, of the step
-    "moments"; None: half a step.
+    ``folds`` (n,): the parts that are left out together. ``score``: the score's bandwidth, in bandwidths, for the step
+    "moments"; None: the step is ½.
     """
 
     def __init__(self, u: Array, weights: Array, folds: NDArray[np.intp], method: str, score: Any = None) -> None:
@@ -92,7 +92,7 @@ class Line:
         return _Grid(edges, at, width, np.arange(bins // 2 + 1) * (2.0 * np.pi / bins), bins, BINS * finer)
 
     def _binned(self, grid: _Grid) -> Array:
-        """Each fold's mass in bins (folds, bins): a sample's is shared between the two bins around it."""
+        """Each fold's mass in bins (folds, bins): a sample shares its weight between the two bins around it."""
         folds, n = len(self.held), len(self.u)
         begin = self._before[(grid.at + n * np.arange(folds)[:, None]).ravel()]
         some = np.flatnonzero(begin[:-1] < begin[1:])  # bins of a fold that have samples; the last ones have none
@@ -109,9 +109,9 @@ class Line:
         return self.u, self.weights
 
     def moments(self, h: float, unit: float) -> float:
-        """The step "moments" with which the estimate has the variance of what was rounded to multiples of a unit.
+        """The step "moments" that gives the estimate the variance before values were rounded to multiples of ``unit``.
 
-        Rounding adds unit² / 12 to a variance (Sheppard 1898), which the kernels' is as good as larger by.
+        Rounding adds unit² / 12 to the variance (Sheppard 1898), as if the kernels' were larger by that.
         """
         grid = self._grid(h)
         mass = self._binned(grid).sum(0)
@@ -120,10 +120,10 @@ class Line:
     def _estimate(
         self, grid: _Grid, mass: Array, spectrum: Array, h: float, binned: float, method: str = "", d: float = 1.0
     ) -> tuple[Array, Any]:
-        """The spectrum of the method's estimate of mass in bins (…, bins), which has a spectrum itself; bandwidth h.
+        """The spectrum of the method's estimate from mass in bins (…, bins), whose ``spectrum`` is given; and the step.
 
-        ``binned``: how often the mass has been shared between bins. ``d``: that of :func:`_moments`. With it comes the
-        step by which mass moved, (…,).
+        ``h``: the bandwidth, in bins. ``binned``: how often the mass has been shared between bins. ``d``: as for
+        :func:`_moments`. The step (…,) is that by which mass moved.
         """
         method = method or self.method
         q = (h * grid.frequencies) ** 2
@@ -135,8 +135,8 @@ class Line:
         c = self.score or 1.0
         near = spectrum * (kernel if c == 1.0 else np.exp(-0.5 * q * (c * c - binned / (6.0 * h * h))))
         density = np.fft.irfft(near, grid.bins)
-        places = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)  # the slope, and in place what follows
-        # The mass of a bin counts in its own density: what is less is rounding.
+        places = np.fft.irfft(near * (1j * grid.frequencies), grid.bins)  # the slope; in place: score, move, place
+        # The mass of a bin counts in its own density: a smaller density is rounding.
         places /= np.maximum(density, np.maximum((0.3 / (c * h)) * mass, 1e-15))
         step: Any = 0.5
         if self.score is not None:
@@ -157,7 +157,7 @@ class Line:
         return self.said(looks.width(k), *self.sums(looks.width(k)))
 
     def sums(self, h: float) -> tuple[Array, ...]:
-        """What :meth:`said` makes the criteria of, each by folds: p̂ are densities to a bin."""
+        """The sums by fold from which :meth:`said` forms the criteria; densities p̂ are per bin."""
         grid, held = self._grid(h), self.held[:, None]
         out = self._binned(grid)
         seen, others = np.fft.rfft(out), np.maximum(1.0 - held, 1e-12)
@@ -170,15 +170,15 @@ class Line:
         return *squares, dots(density, root), dots(out, root), dots(out, np.log(density))
 
     def said(self, h: float, square: Array, cross: Array, power: Array, rooted: Array, logs: Array) -> LeftOut:
-        """The criteria by ∫p̂² and ∫p̂^(1+β), over bins, and sums over what is left out of p̂, p̂^β and log p̂."""
+        """The criteria, from ∫p̂² and ∫p̂^(1+β) over bins, and sums over left-out samples of p̂, p̂^β and log p̂."""
         unit, held = BINS / h, self.held
         likelihood = math.nan * held if self.method == "laplace" else -logs / held - math.log(unit)
         return LeftOut(unit**0.25 * (power - 5.0 * rooted / held), unit * (square - 2.0 * cross / held), likelihood)
 
     def deviations(self, looks: Looks, pilot: int) -> Callable[[int], tuple[float, ...]]:
-        """If the estimate at the step ``pilot`` were the density: what a step's has of bias and mean, and the move.
+        """Return a function of a step: ∫ bias², ∫ mean² and the move of its estimate, if the pilot's were the density.
 
-        That is ∫ of the bias squared and of the squared mean, by bins. These are 2 · BINS to the pilot's bandwidth.
+        Integrals are over bins, 2 · BINS of them to the pilot's bandwidth. ``pilot`` is a step.
         """
         grid = self._grid(looks.width(pilot), 2.0)
         mass = self._binned(grid).sum(0)
@@ -196,7 +196,7 @@ class Line:
 
 
 class Looks:
-    """What left-out samples say, by the rule's criterion, of bandwidths unit · e^(STEP k) from k = ``last`` down."""
+    """The search for the minimum of the rule's criterion, over bandwidths unit · e^(STEP k) from k = ``last`` down."""
 
     def __init__(self, line: Line, rule: str, unit: float) -> None:
         criterion, last = RULES.index(rule), 0 if rule == "auto" else 5
@@ -224,10 +224,10 @@ class Looks:
         return self.unit * math.exp(STEP * k)
 
     def plausible(self) -> float:
-        """The step that both criteria speak for: the expected error's best, if its pilot's is that of left-out samples.
+        """The step with the least expected error; its pilot is found likewise, from the search's best as pilot.
 
-        And once more with the pilot there: half of the noise of left-out samples goes. Laplace estimates would come out
-        too wide of that: they get the mean of the first two.
+        The second time removes half of the noise of left-out samples. It would make Laplace estimates too wide: they
+        get the mean of the search's best and the first result.
         """
         once = self._expected(self.best)
         return 0.5 * (self.best + once) if self.line.method == "laplace" else self._expected(once)
@@ -246,7 +246,7 @@ class Looks:
 
 
 def _errors(line: Line, fold: Array, best: Array) -> float:
-    """By how many standard errors a criterion is larger than the best, as its folds differ."""
+    """By how many standard errors, from its folds, a criterion is larger than the best."""
     differences = fold - best
     mean = float(line.held @ differences)
     variance = float(line.held @ (differences - mean) ** 2) / (len(fold) - 1)
@@ -294,6 +294,6 @@ def _shared(places: Array, mass: Array, bins: int) -> Array:
 
 
 def _inner(a: Array, b: Array, bins: int) -> Array:
-    """Σ over bins, an even number, of the products of what has these spectra, (…,)."""
+    """Σ over bins, an even number, of the products of two functions with these spectra, (…,)."""
     products = a.real * b.real + a.imag * b.imag
     return (2.0 * products.sum(-1) - products[..., 0] - products[..., -1]) / bins

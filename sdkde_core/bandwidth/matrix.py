@@ -37,9 +37,9 @@ class Bandwidth:
     rule : str
         A rule's name, or ``"given"``.
     selection : Selection or None
-        How it was chosen, where that was from the data.
+        How it was chosen, if it was chosen from the data.
     step, score_bandwidth, tails
-        The options of :func:`sdkde_core.estimate` that it was chosen for, where these are not named there.
+        The options of :func:`sdkde_core.estimate` that it was chosen for; they hold where the user names none.
     """
 
     d: int
@@ -69,7 +69,7 @@ class Bandwidth:
             return NotImplemented
         if not 0.0 < times < math.inf:
             raise ValueError(f"a bandwidth times {times} is none; pass a positive finite number")
-        step = self.step if self.step is None else "moments"  # a number is for these values, rounded, and this size
+        step = self.step if self.step is None else "moments"  # a number suits rounded values at this width only
         return replace(self.scaled(float(times)), rule=f"{self.rule} × {float(times):.4g}", step=step)
 
     __rmul__ = __mul__
@@ -116,12 +116,12 @@ class Bandwidth:
         return cls(d, np.full(d, h, dtype=np.float64), rule)
 
     def arrays(self) -> dict[str, Array]:
-        """Return what :meth:`from_arrays` makes the same bandwidth of, on the host; no tensors."""
+        """Return the arrays for :meth:`from_arrays`, on the host; not for a bandwidth of tensors."""
         return {"factor": self.factor} if self._matrix is None else {"matrix": self._matrix}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], rule: str, selection: Any = None) -> Bandwidth:
-        """Make a bandwidth of what :meth:`arrays` has returned; ValueError where it cannot be right."""
+        """Make a bandwidth from the arrays of :meth:`arrays`; ValueError where these cannot be right."""
         given = arrays.get("matrix", arrays.get("factor", np.zeros(0)))
         d, full = len(given) if given.ndim in (1, 2) else 0, given.ndim == 2
         right = d > 0 and given.dtype == float and np.isfinite(given).all() and given.shape in ((d,), (d, d))
@@ -158,7 +158,7 @@ class Bandwidth:
         return Bandwidth(self.d, self.factor * scale, self.rule, None, self.step, self.score_bandwidth, self.tails)
 
     def whitener(self, x: Any) -> Any:
-        """What whitens, as :class:`~sdkde_core.protocol.LineBackend` takes it, where x is."""
+        """The ``scale`` of :class:`~sdkde_core.protocol.LineBackend`, on x's device."""
         factor = like(self.factor if self.factor.ndim == 1 else self.inverse, x)
         return 1.0 / factor if isinstance(factor, float) else factor
 
@@ -167,7 +167,7 @@ class Bandwidth:
         return self.whitening(centre)(x)
 
     def whitening(self, centre: Any) -> Callable[[Any], Any]:
-        """Return :meth:`whiten` with that centre, for points that are where the centre is: nothing is sent there."""
+        """Return :meth:`whiten` with that centre, for points on the centre's device: nothing else is sent there."""
         if self.factor.ndim == 1:
             return functools.partial(_divided, like(self.factor, centre), centre)
         inverse = self._inverse
@@ -234,7 +234,7 @@ def _divided(h: Any, centre: Any, x: Any) -> Any:
 
 
 def _times(x: Any, matrix: Any) -> Any:
-    """x @ matrix; on the host of few points on this thread, as others of BLAS take longer to wake than that."""
+    """x @ matrix; on the host few points stay on this thread, as waking BLAS's threads would take longer."""
     few = isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype == matrix.dtype and x.size * len(matrix) < 1 << 22
     return product(x, matrix) if few else x @ matrix
 
@@ -251,7 +251,7 @@ def _of_number(h: float, d: int) -> Bandwidth:
 
 
 def like(factor: Any, x: Any) -> Any:
-    """Return ``factor`` where x is; one number where all are equal, which no device has to be sent."""
+    """Return ``factor`` on x's device; one float where all entries are equal, as a float need not be sent."""
     if not isinstance(factor, np.ndarray):
         return factor  # a tensor, and there already
     if factor.ndim == 1 and (factor == factor[0]).all():

@@ -1,4 +1,4 @@
-"""What a bandwidth would do to samples that it has not seen: exact leave-one-out sums over all pairs of a sample.
+"""The density by a bandwidth at samples that are left out: exact leave-one-out sums over all pairs of samples.
 
 Everything is per sample i, as if it were not there. φ_ij = exp(−r²_ij / 2h²), and weights sum to 1:
 
@@ -41,7 +41,7 @@ BLOCK = 1 << 16  # pairs of a block where samples are few, whose arrays of float
 
 
 class Left(NamedTuple):
-    """What one bandwidth gives, without (2π)^(−d/2)."""
+    """The criteria's terms for one bandwidth, without (2π)^(−d/2)."""
 
     log_density: NDArray[np.float64]  # (n,) log |p̂₋ᵢ(x_i)|
     sign: Any  # of it: (n,) for laplace, else 1
@@ -66,7 +66,7 @@ class Pairs:
         summed = [self.w32[:, None], self.w32[:, None] * u32]  # (n, 1) and (n, d), which only moves need
         self.weighted = np.concatenate(summed, axis=1) if method == "sdkde" else summed[0]
         self.with_ones = np.concatenate([u32, np.ones_like(u32[:, :1])], axis=1)
-        # A nearest sample that is less close, relative to the least weight, is nothing to sums of float32.
+        # A nearest sample with a smaller φ, relative to the least weight, adds nothing to sums of float32.
         self._alone = 1e-9 * weights.min()
         self.squares = self._gather(self._squares(self.u))  # (n, n), of a sample itself 1e30
         np.maximum(self.squares, 0.0, out=self.squares)  # by rounding some are less
@@ -77,7 +77,7 @@ class Pairs:
     def at(self, bandwidths: Sequence[float]) -> list[Left]:
         """Return the criteria's terms for bandwidths in units of the spread.
 
-        Many at a time where samples are few: there each operation has its costs.
+        Many at a time where samples are few: there the overhead of operations counts.
         """
         if len(self.blocks) > 1:  # to start threads for each sum takes as long as a sum over 300 samples
             pool = ThreadPoolExecutor(self.threads, thread_name_prefix="sdkde") if self.threads > 1 else nullcontext()
@@ -220,5 +220,5 @@ def _turned(parts: list[Array]) -> Array:
 
 
 def _bounded(exponents: Array) -> Array:
-    """From −50 to 0, in place: less is nothing to sums of float32, and subnormal numbers take long."""
+    """Clip to −50 … 0, in place: less adds nothing to sums of float32, and subnormal numbers take long."""
     return exponents.clip(-50.0, 0.0, out=exponents)  # on one side NumPy takes three times as long

@@ -160,7 +160,7 @@ def check_spread(rule: str, n: int, n_eff: float, low: Array, high: Array, turne
 
 
 def by_rule(rule: str, sample: Sample, low: Array, high: Array) -> Bandwidth:
-    """Return what a rule says of a sample, with these ends per column (d,)."""
+    """Return the bandwidth of a rule for a sample, with these ends per column (d,)."""
     d = sample.d
     value = RULES[rule](sample)
     per_column = np.diagonal(value) if value.ndim == 2 else np.broadcast_to(value, (d,))

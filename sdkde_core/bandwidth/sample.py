@@ -21,13 +21,13 @@ MANY = 100.0  # samples from which one column is worth the step "moments", and i
 class Sample:
     """What the rules look at: samples (n, d) in units of their own spread, so that no square overflows.
 
-    Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is how many samples they are worth. ``note`` is
-    what a rule adds to its name. ``common``, ``mixed`` and ``steps`` are those of :func:`.rules.resolve`.
+    Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is their effective number. A rule adds ``note``
+    to its name. ``common``, ``mixed`` and ``steps`` are those of :func:`.rules.resolve`.
     """
 
     note = ""
     selection: Any = None
-    on_card: Any = None  # what a GPU's kernels say
+    on_card: Any = None  # the criteria from a GPU's kernels
     common = steps = False
     mixed = True
 
@@ -38,9 +38,9 @@ class Sample:
     @functools.cached_property
     @quiet
     def x(self) -> Any:
-        """The samples about their mean, in ``unit``, where they are."""
+        """The samples about their mean, in ``unit``, on their device."""
         x = self.given - self.given[:1, :]
-        x /= like(self.unit, x)  # in place: to get memory takes as long
+        x /= like(self.unit, x)  # in place: allocating takes as long
         x -= array_namespace(x).mean(x, axis=0) if self.weights is None else self.weights @ x
         return x
 
@@ -53,7 +53,7 @@ class Sample:
     @functools.cached_property
     @quiet
     def unit(self) -> Array:
-        """What ``x`` is in units of, (d,), data units."""
+        """The unit of ``x``, (d,), data units."""
         return np.maximum(self.ends[1] - self.ends[2], self.ends[2] - self.ends[0])
 
     @functools.cached_property
@@ -63,13 +63,13 @@ class Sample:
 
     @functools.cached_property
     def moves(self) -> tuple[Any, Any]:
-        """The step and the score's bandwidth for ``"auto"``, if it may choose them."""
+        """The step and the score's bandwidth that ``"auto"`` sets; None where it may not."""
         if self.steps and self.method == "sdkde" and (self.d > 1 or self.n_eff >= MANY):
             return "moments", None if self.d == 2 else 1.4 if self.d <= 5 else 2.0
         return None, None
 
     def thinned(self, most: int, rng: np.random.Generator) -> tuple[Array, Array | None]:
-        """At most so many samples (k, d), in ``unit``, on the host, and weights: how often each was drawn, or None."""
+        """At most ``most`` samples (k, d), in ``unit``, on the host; and their weights or draws' counts, or None."""
         xp, x, n = array_namespace(self.x), self.x, self.n
         counts = None if self.weights is None else to_host(self.weights)
         if n <= most:
@@ -102,7 +102,7 @@ class Sample:
         return to_host(self._measured())
 
     def _measured(self) -> Any:
-        """The same where ``x`` is.
+        """The same on the device of ``x``.
 
         Quartiles are of type 7, and the weighted form of Akinshin, "Weighted quantile estimators" (2023): a mean of the
         order statistics under the uniform distribution on an interval of width 1/n_eff.
@@ -139,10 +139,10 @@ def spread_of(measured: Any) -> Any:
 
 
 def about_quartiles(x: Any) -> tuple[list[float], Any]:
-    """Of all columns of x (n, d) the values below the quartiles and the next ones, (2, d) each; how far between.
+    """How far each quartile of x (n, d) is between two order statistics; and these two of every column, (2, d) each.
 
     On a CUDA device PyTorch sorts long columns one after the other. So all are sorted at once, as integers that begin
-    with the column's number in place of the last bits.
+    with the column's number and lack the last bits.
     """
     xp, n, d = array_namespace(x), int(x.shape[0]), int(x.shape[1])
     places = [0.25 * (n - 1), 0.75 * (n - 1)]
@@ -160,7 +160,7 @@ def about_quartiles(x: Any) -> tuple[list[float], Any]:
 
 
 def most_of(d: int) -> int:
-    """How many samples in d dimensions the criteria are summed over at most."""
+    """The most samples in d dimensions that the criteria are summed over."""
     return 1 << 18 if d == 1 else min(1500, math.isqrt(1500**2 * 16 // max(d, 16)))
 
 

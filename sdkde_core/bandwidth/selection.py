@@ -1,23 +1,23 @@
-"""Bandwidths chosen from the data, for the estimator: what multiples of the normal reference say of unseen samples.
+"""Bandwidths chosen from the data, for the estimator: multiples of the normal reference, judged on left-out samples.
 
-Two criteria judge a bandwidth by what it says of samples that are left out. Least squares, ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i),
+Two criteria judge a bandwidth by its density at samples that are left out. Least squares, ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i),
 estimates the integrated squared error, less what does not depend on the bandwidth (Rudemo 1982, Bowman 1984). The
-likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their minima, which are noisy. Of one column
-:mod:`.line` has those criteria, and what ``"auto"`` takes.
+likelihood is −Σ w_i log p̂₋ᵢ(x_i). ``"lscv"`` and ``"lcv"`` take their minima, which are noisy. :mod:`.line` has these
+criteria for one column, and the one that ``"auto"`` takes there.
 
-Of several columns ``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least
-squares, paired with those at its minimum. (Of a criterion that is a likelihood, that is about the likelihood ratio.)
-The weights say which bandwidths the data do not tell apart. Of these the upper end is taken, their quantile 0.8: least
-squares errs towards narrow bandwidths, and a debiased estimate loses more by these. What would be best for normal
+In several columns ``"auto"`` weights each bandwidth by exp(−2 z²), z the standard score of the samples' terms in least
+squares, paired with those at its minimum. (For a criterion that is a likelihood, this is about the likelihood ratio.)
+Bandwidths that the data do not tell apart have large weights. The weights' quantile 0.8, the upper end, is taken: least
+squares errs towards narrow bandwidths, and a debiased estimate loses more by these. The best bandwidth for normal
 samples is the upper bound.
 
-In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Where these
-are less than a fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded, and about
-there a mean of both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only
-a few samples count, it gets the upper bound.
+In many dimensions a few samples make up all of least squares, as densities there differ by powers of ten. Below about a
+fifth of the samples, effectively, the maximum of the likelihood is taken instead, unbounded; near a fifth a mean of
+both, so that the choice does not jump. A Laplace estimate is signed and has no likelihood: where only a few samples
+count, it gets the upper bound.
 
-Values of rounded columns are spread within their unit first: :mod:`.rounding`. Then ``"auto"`` has :mod:`.shapes`
-choose the bandwidth's shape, in whose units the criteria are summed.
+Values of rounded columns are spread within their unit first: :mod:`.rounding`. Then for ``"auto"`` :mod:`.shapes`
+chooses the bandwidth's shape, in whose units the criteria are summed.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Selection:
     multiple : float
         The choice: a multiple of the normal reference.
     multiples : (k,) array
-        What was looked at, ascending.
+        The multiples at which the criteria were summed, ascending.
     least_squares, likelihood : (k,) array
-        The criteria there less their least, so that smaller is better: ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i), in a unit of its own;
-        −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace. In one column ``"auto"`` chooses by another one between them.
+        The criteria there less their minimum, so that smaller is better: ∫p̂² − 2 Σ w_i p̂₋ᵢ(x_i), in a unit of its own;
+        −Σ w_i log p̂₋ᵢ(x_i), in nats, NaN for laplace. In one column ``"auto"`` takes a third one, between these two.
     used : int
-        Samples that the criteria were summed over.
+        The number of samples that the criteria were summed over.
     shape : (d, d) array or None
-        Of the bandwidth in the columns' spreads, where the data ask for one: diagonal for a scale per column.
+        The bandwidth's shape in the columns' spreads, if one was chosen: diagonal for a scale per column.
     units : (d,) array
-        What the values of each column are multiples of, data units; 0 where they are not rounded.
+        The unit that each column is rounded to, data units; 0 where it is not rounded.
     """
 
     method: str
@@ -85,13 +85,13 @@ class Selection:
 
 
 class _Losses(NamedTuple):
-    """What every sample adds to the criteria at every bandwidth that was looked at."""
+    """Every sample's terms in the criteria, at k bandwidths."""
 
     least_squares: Array  # (k, n)
     likelihood: Array | None  # (k, n)
 
     def carried_by(self, weights: Array) -> float:
-        """How many samples make up least squares where it is least, effectively."""
+        """The effective number of samples that make up least squares at its minimum."""
         terms = self.least_squares[int(np.argmin(self.least_squares @ weights))]
         parts = weights * (terms.max() - terms)
         return float(parts.sum() ** 2 / (parts @ parts)) if parts.any() else 0.0
@@ -118,7 +118,7 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     looked = sample.on_card or distinct(sample, spreads)
     weights, units = looked.weights, looked.units
     n = len(weights)
-    if n < 5 or (d == 1 and not np.isfinite(looked.u).all()):  # differences overflow, which the caller finds
+    if n < 5 or (d == 1 and not np.isfinite(looked.u).all()):  # differences overflow: the caller refuses that
         empty = np.empty(0)
         asked = method, d, sample.n_eff
         multiple = widest(*asked) * math.exp(STEP * _usual(method, n)) if d == 1 and rule == "auto" else 1.0
@@ -165,10 +165,10 @@ def _selected(
 
 
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float) -> Selection:
-    """``unit``: what values are multiples of, in spreads."""
+    """Choose for one column; ``unit``: what its values are rounded to, in spreads."""
     method, n, own = line.method, line.n, reference(line.method, line.n_eff)
     most = min(sample.n_eff, float(most_of(1)))  # what the line's samples are worth if none are equal
-    # A device begins before it knows which samples are equal. Its unit does where few are.
+    # A device begins before it knows how many samples are equal. Its unit is kept where few are.
     looks = Looks(line, rule, reference(method, most) if line.n_eff > 0.9 * most else own)
     away = math.log(looks.unit / own) / STEP  # from steps of that unit to steps of the line's own
     best, what = looks.best + away, "the maximum of the likelihood"
@@ -176,13 +176,13 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
         what = "the minimum of least squares"
     if rule == "auto":
         best, what = looks.plausible() + away, "the least expected error, from an estimate that left-out samples chose"
-        # Of a few hundred samples that is too wide for some, and improved Sheather-Jones too narrow for others.
+        # With a few hundred samples this is too wide for some densities, improved Sheather-Jones too narrow for others.
         share = min(0.5, 100.0 / line.n_eff - 0.05) if method == "sdkde" and line.n_eff >= MANY else 0.0
         if share > 0.0 and (h := improved_sheather_jones(*line.samples(), line.n_eff)) is not None:
-            rate = (1 / 5 - 1 / 9) * math.log(line.n_eff / 200.0)  # from that of kde to that of sdkde
+            rate = (1 / 5 - 1 / 9) * math.log(line.n_eff / 200.0)  # from kde's rate to that of sdkde
             best += share * (max((math.log(h / own) + rate) / STEP, -31.0) - best)
             what = "between the least expected error and improved Sheather-Jones"
-        # Few samples say little: without evidence h is what is usual, and it never is far below.
+        # Few samples say little: without evidence h is the usual one, and it is never far below that.
         usual, few = _usual(method, line.n_eff), (126.0 / line.n_eff) ** 3
         share = looks.errors**2 / (looks.errors**2 + few)
         best = min(0.0, max(usual + share * (best - usual), usual - line.n_eff**2 / 1500.0))
@@ -194,7 +194,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
     what += f", an eighth of {n} samples left out in turn"
     h = max(0.5 * unit, reference(method, sample.n_eff) * math.exp(STEP * best))
     std = sample.unit[0] * sample.measured[0][0] if unit > 0.25 * h and sample.moves[1] else 0.0
-    if units[0] < 0.5 * std:  # coarser ones are as of counts
+    if units[0] < 0.5 * std:  # coarser values are taken for counts
         step = line.moments(h, unit)
         sample.moves, what = (step, sample.moves[1]), f"{what}; the step is {step:.3g}, for what was rounded"
     return _selected(sample, rule, STEP * best, what, np.array(steps) + away, (squares, logs), used=n, units=units)
@@ -206,7 +206,7 @@ def _usual(method: str, n_eff: float) -> float:
 
 
 def _rounded(sample: Sample, units: Array) -> str:
-    """What a reason says of rounded columns."""
+    """The part of a reason that is about rounded columns."""
     columns = np.flatnonzero(units)
     if not columns.size:
         return ""
@@ -223,15 +223,15 @@ def distinct(sample: Sample, spreads: Array) -> Distinct:
 
     A GPU does the same for samples that need no joining, spreading or shortening: :class:`.OnCard`.
 
-    Values of rounded columns are spread within their unit: what was rounded has a best bandwidth. Samples that are
-    equal all the same count as one with their weight together: otherwise each would find itself again.
+    Values of rounded columns are spread within their unit, as a bandwidth is chosen for the values before rounding.
+    Samples that are still equal are joined, with their summed weight: else a left-out one would find its copy.
     """
     rng = np.random.default_rng(SEED)
     x, counts = sample.thinned(most_of(sample.d), rng)
-    ordered, line = np.sort(x.T, axis=1).T, sample.d == 1  # by rows in one piece, which takes a third of the time
-    x = ordered if line and counts is None else x  # which takes a tenth of the time to sort again
+    ordered, line = np.sort(x.T, axis=1).T, sample.d == 1  # contiguous rows sort in a third of the time
+    x = ordered if line and counts is None else x  # sorted values sort again in a tenth of the time
     scale, units = spreads / sample.unit, units_of(ordered)
-    units[units > 100.0 * scale] = 0.0  # as of a group beside a far sample
+    units[units > 100.0 * scale] = 0.0  # the gap to a far sample is no unit
     if units.any():
         x = spread_within(x, units, counts)
         ordered = np.sort(x.T, axis=1).T
@@ -280,7 +280,7 @@ def _without_gaps(u: Array, ranges: Array, gap: float = GAP) -> Array:
 
 
 class _Looks:
-    """Samples with these weights, and the criteria's terms at every step so far."""
+    """The criteria of samples with these weights; the terms at every step so far are kept."""
 
     def __init__(self, method: str, d: int, weights: Array, ask: Callable[[list[float]], list[Left]]) -> None:
         self.method, self.weights, self.ask = method, weights, ask
@@ -288,7 +288,7 @@ class _Looks:
         self.known: dict[int, Left] = {}
 
     def hear(self, steps: NDArray[np.intp]) -> None:
-        """Ask what these steps say, where that is not known."""
+        """Evaluate the steps that are not known yet."""
         if new := [step for step in steps.tolist() if step not in self.known]:
             bandwidths = bandwidths_of(np.array(new), self.method, self.d, self.weights)
             self.known.update(zip(new, self.ask(bandwidths)))
@@ -307,7 +307,7 @@ class _Looks:
         low, high = steps[-1], steps[0]
         while True:
             carried = losses.carried_by(self.weights) * self.share
-            enough = rule == "auto" and carried >= 0.25  # as they will make up the same share in the end
+            enough = rule == "auto" and carried >= 0.25  # then "auto" will not need the likelihood
             plausible = self._plausible("lscv" if enough else rule, losses)
             if not len(plausible):  # the criteria overflowed: the error message is made from all steps
                 return steps
@@ -320,7 +320,7 @@ class _Looks:
             losses = self.at(looked := np.array(sorted({*looked.tolist(), *about.tolist()})))
 
     def _wide(self, rule: str, steps: NDArray[np.intp], more: float = 1.0) -> tuple[Any, _Losses, NDArray[np.intp]]:
-        """Every third step from the widest down to where none of the narrower half is plausible; indices of those."""
+        """Every third step from the widest, until no narrower one is plausible; their terms; the plausible indices."""
         some = thirds(steps)
         for k in range(6, len(some) + 3, 3):
             losses = self.at(some[-k:])
@@ -343,9 +343,9 @@ class _Looks:
         squares = np.array([one.log_square for one in left])
         signs = np.stack([one.sign for one in left]) if self.method == "laplace" else 1.0
 
-        # In many dimensions narrow bandwidths have values so large that in their unit those of the others underflow.
+        # In many dimensions narrow bandwidths have terms so large that in their unit those of others underflow.
         units = np.maximum(np.max(logs, axis=1), squares)
-        near = np.exp((logs - units[:, None]).astype(np.float32))  # in a fifth of the time
+        near = np.exp((logs - units[:, None]).astype(np.float32))  # float32 takes a fifth of the time
         least_squares = np.exp(squares - units)[:, None] - 2.0 * signs * near.astype(np.float64)
         worthwhile = least_squares @ self.weights < 0
         largest = float(np.max(units[worthwhile]) if worthwhile.any() else np.min(units))
@@ -355,7 +355,7 @@ class _Looks:
 
 
 def _plausible(loss: Array, weights: Array) -> Array:
-    """The log weight of each bandwidth: −2 z², z the score of its losses paired with those of the best, (k,)."""
+    """The log weight of each bandwidth (k,): −2 z², z the standard score of its losses less those of the best."""
     means = loss @ weights
     differences = loss - loss[int(np.argmin(means))]
     ends = differences.max(axis=1), -differences.min(axis=1)
@@ -368,7 +368,7 @@ def _plausible(loss: Array, weights: Array) -> Array:
 
 
 def _of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp], looks: _Looks) -> tuple[float, str]:
-    """The log multiple that ``"auto"`` takes, and what it is; ``looks`` has the criteria at wider bandwidths too."""
+    """The log multiple that ``"auto"`` takes, and why; ``looks`` evaluates wider bandwidths too."""
     squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
     shares = np.exp(_plausible(squares, weights))
     upper = min(0.0, float(np.interp(0.8, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))

@@ -40,7 +40,7 @@ LEAST = 1e-6
 
 
 class _Fit(NamedTuple):
-    """Kernels N(0, L Lᵀ), and what they say of left-out samples."""
+    """Kernels N(0, L Lᵀ), and the left-out densities by them."""
 
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
@@ -127,7 +127,7 @@ class Fits:
         return self._scaled(factor, SCALE_LENGTHS)
 
     def fit(self, factor: NDArray[Any], inverse: NDArray[Any]) -> _Fit:
-        """What kernels of that factor say."""
+        """Evaluate kernels with that factor."""
         v, shares = product(self.u, inverse.T), self.rows[:, None]
         norms = 0.5 * (v * v).sum(axis=1)
         logs = product(v, v.T, out=self._pairs)
@@ -142,7 +142,7 @@ class Fits:
         return _Fit(factor, inverse, (moment + moment.T) / 2, np.stack([sums[:, 0], most - norms]))
 
     def judged(self, fit: _Fit) -> _Fit:
-        """The last fit, with what it says of every sample."""
+        """The last fit, with every sample's left-out log density."""
         sums, most = fit.found
         return fit._replace(logs=np.log(sums) + most - np.log1p(-self.w) - np.linalg.slogdet(fit.factor)[1])
 
@@ -181,7 +181,7 @@ class Fits:
         return least + norms, np.subtract(squares, least[:, None], out=self._single[0])
 
     def _without_the_far(self, factor: NDArray[Any]) -> None:
-        """Let the 3 % of the samples in the thinnest places count by their density: they ask for wide kernels."""
+        """Weight the 3 % of the samples with the lowest density by that density, as they would widen the kernels."""
         logs = self.judged(self.fit(factor, np.linalg.inv(factor))).logs
         rows = self.w * np.exp(np.minimum(logs - np.quantile(logs, 0.03), 0.0))
         self.rows = rows / rows.sum()
