@@ -269,12 +269,12 @@ def _spread_ties(u: Array, weights: Array, columns: NDArray[np.intp], rng: np.ra
             u[:, j] += math.sqrt(2 * math.pi) * share * (rng.random(len(u)) - 0.5)
 
 
-def _without_gaps(u: Array, ranges: Array, gap: float = GAP) -> Array:
-    """Shorten stretches of each column without samples to ``gap`` spreads, for the digits of float32."""
-    for j in np.flatnonzero(ranges > gap):
+def _without_gaps(u: Array, ranges: Array) -> Array:
+    """Shorten stretches of each column without samples to :data:`GAP` spreads, for the digits of float32."""
+    for j in np.flatnonzero(ranges > GAP):
         order = np.argsort(u[:, j], kind="stable")
         steps = np.diff(u[order, j], prepend=u[order[0], j])
-        u[order, j] = np.cumsum(np.minimum(steps, gap))
+        u[order, j] = np.cumsum(np.minimum(steps, GAP))
         u[:, j] -= np.median(u[:, j])
     return u
 
@@ -286,12 +286,6 @@ class _Looks:
         self.method, self.weights, self.ask = method, weights, ask
         self.share, self.d = float(weights @ weights), d  # of one sample, effectively
         self.known: dict[int, Left] = {}
-
-    def hear(self, steps: NDArray[np.intp]) -> None:
-        """Evaluate the steps that are not known yet."""
-        if new := [step for step in steps.tolist() if step not in self.known]:
-            bandwidths = bandwidths_of(np.array(new), self.method, self.d, self.weights)
-            self.known.update(zip(new, self.ask(bandwidths)))
 
     def narrowed(self, rule: str, steps: NDArray[np.intp], n: int) -> NDArray[np.intp]:
         """The steps that may be plausible for n samples, by a search among every third step."""
@@ -336,8 +330,10 @@ class _Looks:
         return np.flatnonzero(np.max(scores, axis=0) > -6.0)
 
     def at(self, steps: NDArray[np.intp]) -> _Losses:
-        """Return what every sample adds to the criteria at these steps."""
-        self.hear(steps)
+        """Return every sample's terms in the criteria at these steps."""
+        if new := [step for step in steps.tolist() if step not in self.known]:
+            bandwidths = bandwidths_of(np.array(new), self.method, self.d, self.weights)
+            self.known.update(zip(new, self.ask(bandwidths)))
         left = [self.known[step] for step in steps.tolist()]
         logs = np.stack([one.log_density for one in left])
         squares = np.array([one.log_square for one in left])
