@@ -47,7 +47,6 @@ class _Passes(NamedTuple):
     extent: float
     backend: Any
     problems: tuple[Problem, ...]
-    packed: tuple[Problem, ...]  # for :meth:`Backend.prepare`, of each pass
 
 
 class _Line:
@@ -95,19 +94,19 @@ class _Line:
             return None
         if more is not None and more.backend is choice.backend:
             return more
-        return _Passes(extent, choice.backend, problems, tuple(with_fields(p, same=False) for p in problems))
+        return _Passes(extent, choice.backend, problems)
 
     def equal(self, like: Any, n: int) -> Any:
         """Log weights (n,) that are all equal, where ``like`` is."""
         dtype = sys.modules["torch"].float64
         return self._equal.get(n, lambda: like.new_full((n,), -math.log(n), dtype=dtype), like)
 
-    def guarded(self, by: Any, columns: Columns, request: Request) -> list[tuple[Group, Columns]]:
+    def guarded(self, mover: Any, columns: Columns, request: Request) -> list[tuple[Group, Columns]]:
         """The columns and their guard, see :func:`.groups_of`: of each the group, and the columns in its unit."""
         (scale, most), points, logs, share = GUARD, columns.points, columns.log_weights, request.guard
         widest, less = 16.0 if request.coordinates is None else scale, self.n > most
         wide = Group(columns, min(widest, guard_scale(self.n, self.d, scale, most)), math.log(share))
-        points = by.in_unit(points, wide.scale, *((most, logs if columns.log_range else None) if less else ()))
+        points = mover.in_unit(points, wide.scale, *((most, logs if columns.log_range else None) if less else ()))
         some = Columns(points, self.equal(points, most) if less else logs, log_range=columns.log_range)
         return [(Group(columns, 1.0, math.log1p(-share)), columns), (wide, some)]
 
@@ -223,9 +222,9 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
 
     def launch(line: _Line, scale: Any, constant: Any = 0.0) -> tuple[Any, Any]:
         """The result, or None, and what its launches serve."""
-        by: Any = None if half and not moving.guard else registry.having("moves", place)
+        mover: Any = None if half and not moving.guard else registry.having("moves", place)
         unread = captured and (weights is not None or not line.extent)  # what nothing can read now
-        if line.whitening is None or unread or (by is None and (moving.guard or not half)):
+        if line.whitening is None or unread or (mover is None and (moving.guard or not half)):
             return None, None
         found = line.whitening.whiten(given, scale, weights=weights)
         if found is None:
@@ -233,21 +232,21 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
         served, passes = _served(line, line.extent if captured else found.extent(), captured)
         if passes is None:
             return None, None
-        extent, backend, problems, packed = passes
+        extent, backend, problems = passes
         weighted = "weights" in problems[0].requires
         log_weights = found.log_weights if weighted else line.equal(train, line.n)
         least = -math.log(line.n) - problems[0].weight_span  # the weights sum to 1: so the largest is at least 1/n
         of = functools.partial(Columns, log_weights=log_weights, log_range=(least, 0.0) if weighted else None)
         columns, queries = of(found.points[0]), found.points[-1]
-        for problem, whole in zip(problems[:moves], packed):
-            scored = columns if c == 1.0 else of(by.in_unit(columns.points, c))
-            shift = backend.reduce(problem, None, backend.prepare(whole, scored)).shift
+        for problem in problems[:moves]:
+            scored = columns if c == 1.0 else of(mover.in_unit(columns.points, c))
+            shift = backend.reduce(problem, None, backend.prepare(with_fields(problem, same=False), scored)).shift
             ends = limits(c) if step == "moments" else (step, step)
             points, weighing = columns.points, log_weights if weighted else None
-            columns = of(backend.moved(points, shift) if half else by.displaced(points, shift, weighing, c, *ends))
-        groups = line.guarded(by, columns, moving) if moving.guard else [(Group(columns), columns)]
-        parts = zip(groups, problems[moves:], packed[moves:])
-        asked = [(group, problem, backend.prepare(whole, scaled)) for (group, scaled), problem, whole in parts]
+            columns = of(backend.moved(points, shift) if half else mover.displaced(points, shift, weighing, c, *ends))
+        groups = line.guarded(mover, columns, moving) if moving.guard else [(Group(columns), columns)]
+        parts = zip(groups, problems[moves:])
+        asked = [(group, p, backend.prepare(with_fields(p, same=False), scaled)) for (group, scaled), p in parts]
         result = _result(backend, place, queries, asked, constant, request.negative, what, train.dtype)
         if captured:
             result = sys.modules["torch"].where(found.extent() <= extent, result, math.nan)
@@ -349,8 +348,8 @@ def _result(
 ) -> Any:
     """Sum one or two groups, each ``asked`` as (group, problem, state); return the density, its log, or the shift."""
     (_, first, state), *others = asked
-    by: Any = registry.having("moves", place) if others else None
-    rows = [None if p.same else queries if g.scale == 1.0 else by.in_unit(queries, g.scale) for g, p, _ in asked]
+    mover: Any = registry.having("moves", place) if others else None
+    rows = [None if p.same else queries if g.scale == 1.0 else mover.in_unit(queries, g.scale) for g, p, _ in asked]
     if what != "score" and not others and (first.reduction is Reduction.LOG_SUM or negative == "keep"):
         found = backend.density(first, rows[0], state, constant, what == "log", dtype)
         if found is not None:
@@ -360,8 +359,8 @@ def _result(
         constants = tuple(constant + group.raise_by(first.d) for group, *_ in asked)
         logs, shifts = (tuple(x) for x in zip(*((sums.log_sum, sums.shift) for sums in parts)))
         if what != "score":
-            return by.joined(logs, constants, what == "log", dtype)
-        return by.joined_shifts(logs, constants, shifts, tuple(group.scale for group, *_ in asked))
+            return mover.joined(logs, constants, what == "log", dtype)
+        return mover.joined_shifts(logs, constants, shifts, tuple(group.scale for group, *_ in asked))
     if what == "score":
         return parts[0].shift
     return density(parts[0], constant, what == "log", negative != "keep").to(dtype)
