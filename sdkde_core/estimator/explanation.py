@@ -152,7 +152,7 @@ def explained(request: Request, train_or_shape: Any, query_or_shape: Any = None,
         reports: list[Ran] = []
         if measure:
             run(ready, reports.append)
-        given = ready.request, ready.problems, ready.choice, str(ready.request.told(ready.bandwidth)), reports
+        given = ready.request, ready.problems, ready.choice, str(ready.request.annotated(ready.bandwidth)), reports
         mass = Fitted.of(ready).negative_mass if measure and request.method == "laplace" else None
         more: dict[str, Any] = {"data_device": ready.data.came_from, "selection": ready.bandwidth.selection}
         return Explanation.of(*given, negative_mass=mass, **more)

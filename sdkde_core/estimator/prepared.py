@@ -514,7 +514,7 @@ class Prepared:
             return f"Prepared(stacked, {size}: {listed}{where}; {self.precision}, {self.backend} on {self.device})"
         how = self.method if self.kernel == "gaussian" else f"{self.method}, {self.kernel} kernel"
         how += f", adaptive {alpha:g}" if (alpha := self._fitted.request.adaptive) else ""
-        h = self._fitted.request.told(self.bandwidth)
+        h = self._fitted.request.annotated(self.bandwidth)
         return f"Prepared({how}, {size}, {h}{where}, {self.precision}, {self.backend} on {self.device})"
 
 

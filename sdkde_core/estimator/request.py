@@ -230,7 +230,7 @@ class Request:
         moving._follow()
         return moving
 
-    def told(self, bandwidth: Bandwidth) -> Bandwidth:
+    def annotated(self, bandwidth: Bandwidth) -> Bandwidth:
         """The bandwidth with the step and the tails of this request."""
         tails: Any = self.tails  # a number: __post_init__
         return replace(bandwidth, step=self.step, score_bandwidth=self.score_bandwidth, tails=tails)

@@ -127,7 +127,7 @@ def from_saved(content: Mapping[str, Any], arrays: Mapping[str, Array], name: st
     selection = _selection(content.get("selection"), arrays, d)
     bandwidth = Bandwidth.from_arrays(arrays, _checked(content, "rule", str), selection)
     if selection is not None:
-        bandwidth = request.told(bandwidth)
+        bandwidth = request.annotated(bandwidth)
     if bandwidth.d != d or len(centre) != d:
         raise ValueError("its arrays do not fit one another")
     weighted, rows = _checked(content, "weighted", bool), _checked(content, "rows", int)

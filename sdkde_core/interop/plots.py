@@ -438,7 +438,7 @@ def page(density: Prepared) -> str:
         rows = {
             "method": how if density.kernel == "gaussian" else f"{how}, {density.kernel} kernel",
             "samples": f"{density.n_train:,} × {density.n_dimensions}",
-            "bandwidth": "" if density.parts else str(fitted.request.told(density.bandwidth)),
+            "bandwidth": "" if density.parts else str(fitted.request.annotated(density.bandwidth)),
             "coordinates": "" if fitted.coordinates is None else str(fitted.coordinates),
             "parts": ", ".join(dict.fromkeys(label for label, _, _ in density.parts)),
             "backend": f"{density.backend} on {density.device}, precision {density.precision}",
