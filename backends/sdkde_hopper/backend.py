@@ -20,7 +20,7 @@ from .plan import LONGEST
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """The training points, and what has been made of them so far."""
+    """The training points, and their packed forms, made when first needed."""
 
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
@@ -29,13 +29,13 @@ class _State:
     made: PerStream = field(default_factory=PerStream)
 
     def packed(self, symmetric: bool = False) -> launch.Packed:
-        """The points as columns, and as rows of MEAN; or as its symmetric kernel takes them, without weights."""
+        """The points packed as columns, for MEAN as rows too; or for MEAN's symmetric kernel, which has no weights."""
         log_weights = self.log_weights if "weights" in self.problem.requires else None
         make = functools.partial(launch.pack, self.points, self.step, self.problem, True, log_weights, symmetric)
         return self.made.get(symmetric, make, self.points)
 
     def log_sum(self, problem: Problem, rows: torch.Tensor, whole: int, end: launch.End = None) -> Any:
-        """LOG_SUM or LAPLACE of some rows, of ``whole`` in all."""
+        """LOG_SUM or LAPLACE of some of the problem's ``whole`` rows."""
         return launch.log_sum(problem, rows, self.step, whole, self.packed(), self.log_weights, end)
 
     def dense_mean(self, rows: Range, columns: Range) -> Partial:
@@ -70,14 +70,14 @@ class HopperBackend:
         with launching(rows):
             if problem.reduction is not Reduction.MEAN:
                 return in_slabs(lambda a, b: state.log_sum(problem, rows[a:b], m), m, _most_rows(state))
-            if queries is not None:  # ``supports`` declines them; but points of weight zero are rows, and no columns
+            if queries is not None:  # ``supports`` declines queries, but points of weight zero come as such
                 return reduce_exact(problem, queries, Columns(state.points, state.log_weights))
             if symmetric(problem):
                 return launch.symmetric_mean(state.packed(symmetric=True), problem.d, state.log_weights)
             return state.dense_mean((own_offset, own_offset + m), (0, n))
 
     def whiten(self, given: tuple[Any, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
-        """Whiten by a few launches; of so many points that it matters little, nothing."""
+        """Whiten by a few launches; None for so many points that launches matter little."""
         if sum(x.shape[0] for x in given) > 1 << 19:
             return None
         with launching(given[0]):
@@ -105,6 +105,6 @@ class HopperBackend:
 
 
 def _most_rows(state: _State) -> int:
-    """How many rows come at a time: some 200 bytes each, twice that in 64 dimensions, and 12 for each partial sum."""
+    """The most rows at a time: each takes 200 bytes, 400 in 64 dimensions, and 12 for each partial sum."""
     parts = -(-state.points.shape[0] // (64 * LONGEST[state.problem.precision]))
     return min(1 << 21, max(1 << 14, (512 << 20) // (12 * parts)))

@@ -21,12 +21,12 @@ Range: TypeAlias = tuple[int, int]
 
 _slots = Slots()
 
-#: Of a density, which is returned instead of its log sums: the constant, whether the log is wanted, and the dtype.
+#: With it the density is returned instead of log sums: the constant, whether the log is wanted, and the dtype.
 End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
 
 def _room(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
-    """Return memory for arrays of so many bytes, and their addresses: to make a tensor takes as long as a launch."""
+    """Return memory for arrays of these sizes in bytes, and their addresses: making a tensor takes a launch's time."""
     offsets = [0, *itertools.accumulate(-(-size // 256) * 256 for size in sizes)]
     memory = torch.empty(offsets.pop(), dtype=torch.uint8, device=device)
     begin = memory.data_ptr()
@@ -35,10 +35,10 @@ def _room(device: torch.device, *sizes: int) -> tuple[Tensor, list[int]]:
 
 @dataclass(frozen=True)
 class Packed:
-    """Points in pieces, as rows, as columns or both, by address; see ``pack_points`` in ``device/pack.cu``.
+    """Addresses of points cut into pieces, as rows, as columns or both; see ``pack_points`` in ``device/pack.cu``.
 
-    ``top`` has the columns' largest log weight, by which their weights are divided; ``logs`` theirs to base two;
-    ``bytes`` what φ is multiplied by for the columns at "fast".
+    ``top`` has the largest log weight, by whose weight all are divided; ``logs``: log weights to base two; ``bytes``:
+    φ's other factor in the columns' sums at "fast".
     """
 
     count: int
@@ -62,7 +62,7 @@ class Packed:
 
     @property
     def padded(self) -> int:
-        """Points of whole supers."""
+        """The number of points, filled up to whole supers."""
         return -(-self.count // plan.COLUMNS) * plan.COLUMNS
 
 
@@ -102,9 +102,9 @@ def load_for(d: int, precision: str, weighted: bool) -> None:
 def pack(
     points: Tensor, step: float, problem: Problem, columns: bool, log_weights: Tensor | None, symmetric: bool = False
 ) -> Packed:
-    """Pack float64 points (n, d) for the kernels, those by symmetry or others, on a grid of that step.
+    """Pack float64 points (n, d), on a grid of that step, for the ``symmetric`` kernel or for others.
 
-    As rows, or as columns, which of MEAN are its rows too. Columns have log weights where these differ.
+    Points are packed as rows, or as columns, which for MEAN are rows too. Columns have log weights if these differ.
     """
     (n, d), mean, weighted = points.shape, problem.reduction is Reduction.MEAN, log_weights is not None
     high = problem.precision == "high"
@@ -131,7 +131,7 @@ def pack(
 def log_sum(
     problem: Problem, points: Tensor, step: float, whole: int, columns: Packed, log_weights: Tensor, end: End
 ) -> Any:
-    """LOG_SUM or LAPLACE of rows, of ``whole`` in all, from which the parts of the columns follow."""
+    """LOG_SUM or LAPLACE of some of ``whole`` rows; that number decides how the columns are split into parts."""
     rows, device, width = pack(points, step, problem, False, None), points.device, columns.width
     m, tiles, laplace = rows.count, -(-columns.count // 64), problem.reduction is Reduction.LAPLACE
     groups = plan.warpgroups(width, problem.precision, mean=False)
@@ -178,7 +178,7 @@ def dense_mean(packed: Packed, points: Tensor, log_weights: Tensor, rows: Range,
     end = listed, raised, more, int(high), own, stop - start if high else 0
     kernel("pack", "finish_dense", 256)(-(-n // 8), *given, *end)
     if listed is not None:
-        # 128 columns in up to 64 dimensions, a number apart from where the next ones lie.
+        # 128 columns in up to 64 dimensions, padded by one number each.
         exact = kernel("exact", "mean_exact", 128, 128 * 65 * 8)
         over = points[start:stop], log_weights[start:stop], stop - start
         exact(4 * programs, points[rows[0] :], *over, d, listed, log_sum, shift)
@@ -199,7 +199,7 @@ _tables = PerStream()
 
 
 def _on_device(tables: plan.Tables, like: Tensor) -> tuple[Tensor, ...]:
-    """Units and their beginnings, then the lists of partial sums, where a tensor is."""
+    """Units and their beginnings, then the lists of partial sums, on a tensor's device."""
     parts = tables.units, tables.begins, *tables.lists
     return _tables.get((tables, like.device), lambda: tuple(torch.from_numpy(x).to(like.device) for x in parts), like)
 
@@ -234,7 +234,7 @@ def symmetric_mean(points: Packed, d: int, log_weights: Tensor) -> Partial:
 
 
 def _symmetric_kernels(points: Packed) -> tuple[Kernel, Kernel]:
-    """What makes partial sums, and what puts them together: 32 rows a program, a thread for four numbers."""
+    """The kernels that make partial sums and that merge them: 32 rows a program, a thread for four numbers."""
     module = module_name("mean", points.width, False, points.precision)
     reduce = kernel(module, "mean_symmetric", 640, plan.MEAN_SHARED[points.kind])
     return reduce, kernel(module, "merge", 8 * points.sums)

@@ -24,7 +24,7 @@ from .space import COLUMN_PADDING, HEIGHT, LEAF, LEAST_CAPABILITY
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """The training points, packed when the first rows come: how depends on whether the rows are shifted."""
+    """The training points, packed when the first rows come, as packing depends on whether rows are shifted."""
 
     problem: Problem  # as given to prepare: its extent is the largest
     points: torch.Tensor  # (n, d) float64
@@ -67,7 +67,7 @@ class TritonBackend:
         """Keep the training points; they are packed when the first rows come."""
         log_weights, weighted = columns.log_weights, "weights" in problem.requires
         least, most = columns.log_range or (torch.stack(log_weights.aminmax()).tolist() if weighted else (0.0, 0.0))
-        # Whole numbers: new weights hardly ever ask for new decisions, which are kept.
+        # Whole numbers, so that decisions kept by them serve other weights too.
         span = float(math.ceil(max(0.0, -least, most))) if -math.inf < least <= most < math.inf else math.inf
         middle = float(round(0.5 * (least + most) / math.log(2.0))) if span < math.inf else 0.0
         if log_weights.data_ptr() % 16:  # kernels are compiled for aligned pointers
@@ -75,15 +75,15 @@ class TritonBackend:
         return _State(problem, columns.points, log_weights, span, middle, columns.ordered)
 
     def order(self, problem: Problem, points: torch.Tensor, columns: Columns | None = None) -> torch.Tensor | None:
-        """Return the order that lists need, where sums are by lists."""
+        """Return the order that lists need, or None where sums are over all pairs."""
         with on_device(points):
             lists = info.looks(problem) if self.skip is None else self.skip
-            if columns is not None and lists:  # however weights differ
+            if columns is not None and lists:  # with a span of 0: whatever the weights
                 lists = self._skips(problem, _State(problem, columns.points, columns.log_weights, 0.0), points)
             return nearby.order(points.nan_to_num(0.0, 0.0, 0.0), LEAF) if lists else None
 
     def density(self, problem: Problem, queries: Any, state: _State, constant: float, log: bool, dtype: Any) -> Any:
-        """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE, of rows that come at once."""
+        """Return the density in the user's dtype by the launches of LOG_SUM or LAPLACE; None for rows in slabs."""
         points, way = state.points if queries is None else queries, _way(problem, state.problem.extent, state.span)
         whole = slab_rows(points.shape[0], state.points.shape[0], 8 * (problem.d + 3), way.columns) == points.shape[0]
         if not whole or info.looks(problem) or self.skip:
@@ -152,15 +152,15 @@ class TritonBackend:
         return Partial(torch.cat([part.log_sum for part in parts], dim=1), shifts)
 
     def _skips(self, problem: Problem, state: _State, rows: torch.Tensor) -> bool:
-        """Whether to leave out what cannot matter of all rows."""
+        """Whether to sum all rows over lists, without pairs that cannot matter."""
         if self.skip is False or not info.takes(problem):
             return False
-        if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # to look for pairs needs the host
+        if rows.is_cuda and torch.cuda.is_current_stream_capturing():  # making lists needs the host
             return False
         if _way(problem, state.problem.extent, state.span, listed=True).compute is not _listed:
             return False
         looks = self.skip or info.looks(problem)
-        if self.skip or state.ordered or not looks:  # columns are in order where the sample below said so
+        if self.skip or state.ordered or not looks:  # ``order`` has asked the sample below already
             return looks
         log_weights, out = state.log_weights, info.left_out(problem)
         return info.pays(problem, rough_share(problem, rows, state.points, log_weights, LEAF, HEIGHT, out))
@@ -170,12 +170,12 @@ class _Way(NamedTuple):
     """How a problem is computed."""
 
     compute: Callable[..., Any]
-    columns: int  # that one program may take, about: its steps are told with its configuration
-    step: float = 0.0  # the rest is of packed operands
+    columns: int  # about the most that one program takes; the exact number depends on its configuration
+    step: float = 0.0  # this and what follows are for packed operands
     form: int = bounds.Form.SHORT
     pieces: int = 2  # of every coordinate
     mirrors: bool = False  # stored φ serves rows and columns
-    arithmetic: str = ""  # of direct differences
+    arithmetic: str = ""  # for direct differences
 
 
 @functools.lru_cache(maxsize=1024)
@@ -185,7 +185,7 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     compute = _direct if not packed else _listed if listed else _packed
     columns = (64 if packed else 16) * bounds.steps_at_most(problem, extent, packed)
     if packed and bounds.in_blocks(problem.d) and problem.reduction is Reduction.MEAN:
-        columns = 1 << 16  # stored φ has no parts: this is of the rows' other buffers
+        columns = 1 << 16  # stored φ has no parts: this sizes the rows' other buffers
     if not packed:
         return _Way(compute, columns, arithmetic=bounds.arithmetic(problem, extent, span))
     step = bounds.grid_step(problem, extent, span)
@@ -193,12 +193,12 @@ def _way(problem: Problem, extent: float, span: float, listed: bool = False) -> 
     return _Way(compute, columns, step, form, 3 if form == bounds.Form.FULL else 2, both)
 
 
-#: What the kernels follow from of the passes whose kernels are compiled, or are being so.
+#: Keys of the passes whose kernels are compiled or being compiled: all that decides the kernels.
 _seen = set[Any]()
 
 
 def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: Any = None) -> Any:
-    """Compute a way; where its kernels are new to the process, compile them side by side before."""
+    """Compute by a way; kernels that are new to the process are compiled before, side by side."""
     whole = problem.same and points.shape[0] == state.points.shape[0]
     asked = problem.reduction, problem.precision, problem.dtype, problem.requires, problem.same, problem.d, whole
     ending = end[1:] if isinstance(end, tuple) else None
@@ -211,7 +211,7 @@ def _run(problem: Problem, way: _Way, points: torch.Tensor, state: _State, end: 
 
 @launches.aside
 def _compile(problem: Problem, way: _Way, whole: bool, state: _State, end: Any) -> None:
-    """Rehearse a way with a few points on the CPU, and the density that as a rule follows a shift."""
+    """Compile a way's kernels by a rehearsal on a few CPU points; after a shift those of the density too."""
     few = torch.zeros((2 * LEAF, problem.d), dtype=torch.float64, device="cpu")
     like = replace(state, points=few, log_weights=few[:, 0], made=PerStream())
     rehearse(way.compute, problem, way, few if whole else few[:LEAF], like, end)
@@ -223,7 +223,7 @@ def _compile(problem: Problem, way: _Way, whole: bool, state: _State, end: Any) 
 
 
 def _listed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, most: float) -> Any:
-    """Sum over lists; None where more than ``most`` matters, or a point is not finite."""
+    """Sum over lists; None where more than a share ``most`` of the pairs matters, or a point is not finite."""
     near = state.kept("near", lambda: nearby.order_columns(state.points, state.log_weights, state.ordered))
     if near is None:
         return None
@@ -249,7 +249,7 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
     raised = -state.middle * scaled  # others are scaled one by one
     pack: Any = functools.partial(launch.pack, problem, columns=True, rounded=rounded, raised=raised)
     columns = state.kept((step, count, scaled, rounded), lambda: pack(state.points, step, weights, count))
-    # The columns' own rows serve where all of them are asked for, and the kernel masks what their free columns carry.
+    # Packed columns serve as rows where all of them are rows, if the kernel masks what padding dimensions hold.
     masked = not bounds.in_blocks(problem.d) and not stored
     whole = problem.same and points.shape[0] == columns.points and masked
     rows = columns if whole else launch.pack(problem, points, step, weights, count, raised=raised)
@@ -257,7 +257,7 @@ def _packed(problem: Problem, way: _Way, points: torch.Tensor, state: _State, en
         return launch.log_sum(problem, rows, columns, weights, corrections, end)
     log_sums = None
     if not scaled:
-        # An error of the log sums cancels, as they are added again: so the smaller corrections can be left out.
+        # Errors of these log sums cancel, as the sums are added back: so the smaller corrections can be left out.
         shift_form = corrections if bounds.in_blocks(problem.d) else bounds.Form.SHORT
         plain = replace(problem, reduction=Reduction.LOG_SUM)
         log_sums = launch.log_sum(plain, rows, columns, weights, shift_form).log_sum

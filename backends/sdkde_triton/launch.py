@@ -18,10 +18,10 @@ from .compiled import Launch, bits, card, compiled, configuration
 from .direct import direct_kernel, transpose_kernel
 from .space import COLUMN_PADDING, LEAF, LISTED, Config, block_k
 
-#: What becomes of a log sum: the constant that is added, whether the log is wanted, the dtype. None: a Partial.
+#: How log sums become densities: the added constant, whether the log is wanted, the dtype. None: return a Partial.
 End: TypeAlias = tuple[float, bool, torch.dtype] | None
 
-#: Of rows and columns: padded numbers, then numbers.
+#: Rows and columns with padding, then without it.
 Sizes: TypeAlias = tuple[int, int, int, int]
 
 #: Parts of the columns at most: the second dimension of a grid.
@@ -38,7 +38,7 @@ _finishing_mean = functools.lru_cache(1024)(functools.partial(Launch, finish.fin
 class Packed(NamedTuple):
     """Points packed as rows, or as columns and rows; see :mod:`sdkde_triton.kernels` for the buffer's layout.
 
-    ``raised``: by how many bits the rows raise all exponents, to have those of weights about 0.
+    ``raised``: the bits by which the rows raise all exponents, to centre the log weights at 0.
     """
 
     buffer: torch.Tensor
@@ -56,9 +56,9 @@ def pack(
     """Pack float64 points (n, d) as rows, or as columns of the first product and as its rows.
 
     ``step`` is g (:func:`sdkde_triton.bounds.grid_step`), ``log_weights`` are the columns'. Rows are shifted by
-    ``log_sums`` (n,), and scaled for MEAN, to half precision's range, where they are or need not be. ``rounded``, for
-    MEAN that stores φ at "fast": columns are followed by themselves in two pieces that are rounded as such. ``beyond``:
-    columns of padding at least. ``raised``: as of :class:`Packed`.
+    ``log_sums`` (n,), if given. MEAN's rows are scaled to half precision's range if they are shifted or need no shift.
+    ``rounded``, for MEAN that stores φ at "fast": columns are followed by copies in two rounded pieces. ``beyond``: the
+    least number of padding columns. ``raised``: as of :class:`Packed`.
     """
     (n, d), varies = points.shape, "weights" in problem.requires
     padded = -(-(n + beyond) // COLUMN_PADDING) * COLUMN_PADDING if columns else n
@@ -83,7 +83,7 @@ def _packing(n: int, padded: int, d: int, step: float, pieces: int, raised: floa
 def transpose(points: torch.Tensor, arithmetic: str, padding: int = 1) -> torch.Tensor:
     """Return v = √(log2 e) u as the direct kernel reads it; padding columns lie far away.
 
-    (d, n) in ``"float32"`` or ``"float64"``; ``"doubled"`` is (2 d, n), what fp32 leaves of every coordinate last.
+    (d, n) in ``"float32"`` or ``"float64"``; ``"doubled"`` is (2 d, n): float32 coordinates, then what rounding lost.
     """
     (n, d), doubled = points.shape, arithmetic == "doubled"
     shape = (1 + doubled) * d, -(-n // padding) * padding
@@ -123,7 +123,7 @@ def kernel_of(
 def _partial(
     name: str, problem: Problem, sizes: Sizes, given: Any, most: int, pieces: int, form: int, arithmetic: str = ""
 ) -> tuple[torch.Tensor, int]:
-    """Return a kernel's partial results, and of how many splits of the columns; see :func:`_splits`."""
+    """Return a kernel's partial results, and the number of splits of the columns; see :func:`_splits`."""
     on, columns = given[0].device, problem.d if arithmetic else packed_dimensions(problem.d)
     config = configuration(name, problem, columns, card(on), pieces)
     run, size, parts, dtype = _splits(name, problem, sizes, most, pieces, form, arithmetic, config, on)
@@ -138,8 +138,8 @@ def _splits(
 ) -> tuple[Launch, int, int, torch.dtype]:
     """Return a launch over all splits of the columns, the size of its results, the number of splits, and the dtype.
 
-    A program takes some columns at a time, at most ``most`` times, unless a grid has not that many programs. The number
-    of splits follows from all rows of the problem: however few of them come at a time, the bits are the same.
+    A program takes blocks of columns, at most ``most`` of them unless the grid would be too large. The number of splits
+    follows from the problem's rows, not from the rows of a slab: so the bits are the same in every slab.
     """
     (_, padded, m, n), d, processor = sizes, problem.d, card(on)
     kernel, flags = kernel_of(name, problem, config, processor.capability, pieces, form, kind, False)
@@ -296,13 +296,13 @@ def block_points(block_m: int, across: int, multiprocessors: int) -> int:
 
 
 def most_parts(rows: int, bytes_per_row: int) -> int:
-    """Return in how many parts the columns may be split, for the memory that their results take."""
+    """Return the number of parts that the columns may be split into, by their results' memory."""
     return max(1, min(64, PARTIAL_BYTES // (rows * bytes_per_row)))
 
 
 def slab_rows(rows: int, n: int, bytes_per_row: int, columns: int) -> int:
-    """Return how many rows to take at a time, for :data:`PARTIAL_BYTES`, so that no few are left over at the end."""
+    """Return the rows of a slab, for :data:`PARTIAL_BYTES`, so that the last slab is not a small one."""
     fewest = min(-(-n // columns), MOST_PARTS)
-    most = max(128, PARTIAL_BYTES // (bytes_per_row * fewest))  # fewer have so many parts that they fill a card
+    most = max(128, PARTIAL_BYTES // (bytes_per_row * fewest))  # fewer rows have enough parts to fill a card
     count, unit = -(-rows // most), 1024 if most >= 4096 else 128
     return min(rows, -(-rows // (count * unit)) * unit, max(most // unit, 1) * unit)

@@ -1,4 +1,4 @@
-"""What lies between the sums of an estimate by default: samples that move, a group's unit, and groups that are joined.
+"""The steps between the sums of an estimate: samples move, points are put in a group's unit, groups are joined.
 
 The formulas are those of :mod:`sdkde_core.estimator.moving` and :mod:`sdkde_core.engine.merge`, forty launches there.
 """
@@ -17,7 +17,7 @@ from sdkde_core.plugin import launches
 from .compiled import INTERPRETED, Launch, bits, rehearse
 from .kernels import f64, number, sized, wide
 
-PROGRAMS = tl.constexpr(128)  # at most so many have a part of the sums
+PROGRAMS = tl.constexpr(128)  # the most programs that share a sum
 _begun = set[tuple[int, bool]]()  # dimensions, and whether weights vary, see :func:`begin`
 
 
