@@ -30,7 +30,7 @@ class _State:
     columns: Array  # (tiles, c, width): coordinates, and −½‖u‖² for products
     log_weights: Array  # (tiles, width), log2 w − uniform
     uniform: float  # nats
-    nan: float  # 0, or NaN where any coordinate is NaN: then every result is
+    nan: float  # 0, or NaN where any coordinate is NaN, which makes every result NaN
     near: Near | None  # None: no tile is left out
     threads: int | None  # as tuned
 
@@ -44,7 +44,7 @@ class NumbaBackend:
         Default: ``SDKDE_NUM_THREADS``, else the cores that the process may use. They end with the call; Numba's own
         threads are not used. Results do not depend on how many there are.
     skip : bool, optional
-        Leave out tiles of pairs that cannot matter. Default: if a sample of the columns says that this is faster.
+        Leave out tiles of pairs that cannot matter. Default: where this is faster, by a sample of the columns.
     """
 
     def __init__(self, threads: int | None = None, skip: bool | None = None) -> None:
@@ -99,8 +99,8 @@ class NumbaBackend:
     def _over_all(self, problem: Problem, state: _State, rows: Array) -> Partial:
         m, threads = len(rows), self.threads or state.threads or cpu_threads()
         tiles, many, width = state.columns.shape
-        # Where rows are few, columns are shared out too, and joined in order: that must not depend on the threads.
-        # Blocks of rows may, since a row's sums do not depend on the rows beside it.
+        # Where rows are few, columns are shared out too, in chunks joined in order. Chunks must not depend on the
+        # number of threads. Blocks of rows may, since a row's sums do not depend on the rows beside it.
         chunk = -(-max(1 << 14, tiles * width * -(-m // ROWS) // 64) // width)  # for 64 tasks
         least = (1 << 25) // (min(chunk, tiles) * width * (many + 16))
         most = _of_a_call(width * (many + 16))
@@ -122,8 +122,8 @@ class NumbaBackend:
         if places is None:
             (places,) = map_threads(lambda x: order(x, LEAF), [rows], 1, apart=True)
 
-        # Tiles of rows of a task: at most 4096 rows, and 2¹⁹ pairs of tiles, 64 bytes each. But 16 tasks are aimed for:
-        # what a task does in Python takes 2 ms, in which no other thread does anything in Python.
+        # Tiles of rows in a task: at most 4096 rows, and 2¹⁹ pairs of tiles, 64 bytes each. The aim is 16 tasks: each
+        # runs Python for 2 ms, when no other thread can.
         tiles = max(1, min(4096 // TILE, (1 << 19) // len(state.columns), len(rows) // (16 * TILE)))
         group = TILE * tiles
 
@@ -155,9 +155,9 @@ def _pack(points: Array, first: int, tiles: Array) -> None:
 
 @np.errstate(all="ignore")
 def _some(problem: Problem, state: _State, rows: Array, apart: bool) -> Partial:
-    """Sum neighbouring rows over the columns that can matter: by leaves, and by tiles where those do not do.
+    """Sum neighbouring rows over the columns that can matter: by leaves, then by tiles where leaves are too inexact.
 
-    ``apart``: rows that leaves do not do get −∞ where their sums are low.
+    ``apart``: of the latter rows those with low sums get −∞ instead, and are left to the caller.
     """
     assert state.near is not None
     found = lists(problem, state.near.columns, rows, TILE, 512)
@@ -178,7 +178,7 @@ def _some(problem: Problem, state: _State, rows: Array, apart: bool) -> Partial:
 
 @np.errstate(all="ignore")
 def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: float | None = None) -> Partial:
-    """Sum over some tiles for a block of rows (b, d), without those whose terms' logs are at most ``cut``, if any."""
+    """Sum over some tiles for a block of rows (b, d); tiles whose terms all have logs up to ``cut`` may be left out."""
     kernels = ("exponential", "tophat", "epanechnikov", "linear", "cosine")
     code = None if problem.kernel == "gaussian" else kernels.index(problem.kernel)
     laplace, mean = (problem.reduction is r for r in (Reduction.LAPLACE, Reduction.MEAN))
@@ -188,8 +188,8 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
     rows = np.zeros((height, many), real)
     rows[:b, :d] = queries
     rows[:, d:] = 1.0  # times −½‖u_j‖²
-    # What products leave out of an exponent: −½‖u_i‖², of the coordinates as rounded. A row with a NaN among them is
-    # NaN, whatever the kernel gives.
+    # Products leave −½‖u_i‖² out of exponents, u_i rounded as the kernel has it. A row with a NaN coordinate is NaN,
+    # whatever the kernel gives.
     rounded = rows[:b, :d].astype(np.float64, copy=False)
     base = -0.5 * np.vecdot(rounded, rounded) + state.nan
     base = np.where(np.isnan(base), base, 0.0) if direct else base
@@ -207,7 +207,7 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
             *(tops, shifts, moments, *room),
         )
     total, moment = moments[:, :b]
-    scale = LN2 * tops[:b] + (base + state.uniform)  # log of what total is a multiple of
+    scale = LN2 * tops[:b] + (base + state.uniform)  # log of total's unit
     if laplace:
         exponent = -0.5 * moment if direct else moment + base * total  # Σ φ (−½ r²)
         return exponents.laplace(d, total, exponent, scale)
@@ -216,5 +216,5 @@ def _reduce(problem: Problem, state: _State, queries: Array, tiles: Array, cut: 
 
 
 def _of_a_call(work: int) -> int:
-    """How many things to take in a call of the kernel, of so much work each: an interrupt waits for its end, 20 ms."""
+    """The number of items, of so much ``work`` each, in a call of the kernel: 20 ms, as interrupts wait for its end."""
     return max(1, (1 << 29) // work)

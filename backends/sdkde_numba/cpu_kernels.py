@@ -3,7 +3,7 @@
 A tile is :data:`ROWS` query rows by a block of columns. Its numbers s_ij, either ‖u_i − u_j‖² or u_i·u_j − ½‖u_j‖², are
 made by :func:`_squares` and :func:`_products`, written as vector instructions because LLVM does not keep such a block
 in registers by itself. Everything else is plain loops over columns that it vectorises. Functions that call one another
-are in one file: Numba looks at a function's own file alone to see whether what it has cached is stale.
+are in one file, as Numba's cache notices changes of a function's own file only.
 """
 
 import functools
@@ -21,15 +21,15 @@ from .instructions import exp2, larger, loop
 #: Query rows of a tile. Its columns are a multiple of 64: whole blocks of registers, whatever their width.
 ROWS = 4
 
-#: The log weight of a column that is not there, log2, for float32 and float64. Running maxima start at -1e28 and
-#: -1e290, far below any exponent.
+#: The log2 weight of padding columns, for float32 and float64. Running maxima start at -1e28 and -1e290, above it and
+#: far below any exponent.
 ABSENT = (-1e30, -1e300)
 
 
 def _tile_product(direct, most=4):
     """out[r, j] = Σ_k (x[k, j] − rows[first + r, k])², or Σ_k x[k, j] · rows[first + r, k], with x = columns[tile].
 
-    Or ``first`` has for each r where in ``out`` results begin, after LEAF² for every row before its own.
+    ``first`` may be an array: for each r the place in ``out`` of its results, LEAF² places for each row of ``rows``.
     """
 
     def typed(typing_context, rows, first, columns, tile, out):
@@ -177,7 +177,7 @@ def _kernel_exponents(s, r, log_weights, tile, code, absent, out):
 
 @njit(inline="always")
 def _kernel_sum(s, phi, r, code, total):
-    """Σ_j phi[r, j] K(√s), of a kernel of bounded support; phi is 0 beyond it. Where phi has all of K, ``total``."""
+    """Σ_j phi[r, j] K(√s), of a kernel of bounded support; phi is 0 beyond it. For tophat, K = 1, it is ``total``."""
     if code >= 2:
         total = 0.0
     if code == 2:
@@ -205,10 +205,10 @@ def reduce_tiles(
     log2, :data:`ABSENT` where there is no column. With a ``code``, as :func:`_kernel_exponents` has it, Σ φ alone is
     summed, of squares in float64.
 
-    Four rows leave out a tile where no exponent is above their ``cuts`` (b,). Written are, in float64, the running
-    maxima ``tops`` (b,), ``sums`` (b, d), Σ φ (columns − rows), (b, 0) or None where that is not wanted, and
-    ``moments`` (2, b), Σ φ and for ``laplace`` Σ φ s. The last four are room for a tile's numbers, (ROWS, width) and
-    (ROWS,): allocation is slow to compile.
+    Four rows leave out a tile where no exponent is above their ``cuts`` (b,). Outputs, in float64: the running maxima
+    ``tops`` (b,); ``sums`` (b, d), Σ φ (columns − rows), (b, 0) or None where that is not wanted; ``moments`` (2, b),
+    Σ φ and for ``laplace`` Σ φ s. The last four are buffers for a tile, (ROWS, width) and (ROWS,), as allocation is
+    slow to compile.
     """
     width, real = columns.shape[2], columns.dtype.type
     single = columns.itemsize == 4

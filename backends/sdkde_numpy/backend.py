@@ -40,10 +40,10 @@ class NumpyBackend:
         m, n = len(rows), len(state.points)
         if m == 0:
             return empty(problem, rows)
-        # Chunks of columns are joined in order. Nothing here depends on the threads.
+        # Chunks of columns are joined in order, and do not depend on the number of threads.
         chunk = columns_of_a_task(m, n)
-        # A tile is 2 MiB of float64. The rows of a full one are no power of two apart: then they would share their
-        # places in the cache, at twice the time a product.
+        # A tile is 2 MiB of float64. Rows of a full tile are not a power of two apart: they would share places in the
+        # cache, and products would take twice as long.
         width = min(chunk, max(1, ROWS * COLUMNS // min(m, ROWS)))
 
         def task(where: tuple[int, int]) -> Partial:

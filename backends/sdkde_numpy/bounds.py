@@ -11,13 +11,13 @@ from sdkde_core.protocol import Problem, Reduction
 #: Share of the tolerance that the exponent may use; the rest is for exponentials and sums.
 BUDGET = 0.5
 
-#: Rows of a task, and columns of a tile that has all of them; and terms of a shift that are added one after another
+#: Rows of a task, and columns of a tile with that many rows; and terms of a shift that are added one after another
 #: where the bound does not allow a tile's.
 ROWS, COLUMNS, PART = 256, 960, 80
 
 
 def columns_of_a_task(m: int, n: int) -> int:
-    """Columns of a task: where rows are few, columns are shared out too, over some 64 tasks."""
+    """Columns of a task: where rows are few, the columns are divided too, for some 64 tasks."""
     return min(n, max(1 << 14, -(-n * -(-m // ROWS) // 64)))
 
 
@@ -65,7 +65,7 @@ def split_limit(problem: Problem) -> float:
 
 def product_shift_limit(problem: Problem, terms: int = PART) -> float:
     """Return the extent up to which shifts by products keep the tolerance."""
-    # Added up are ``terms`` terms to a part, parts to the sum of a tile (of few rows), and tiles.
+    # Additions: ``terms`` in a part, then parts to the sum of a tile (of few rows), then tiles.
     return exponents.shift_limit(problem, terms + columns_of_a_task(1, problem.n) / terms + problem.n / COLUMNS)
 
 

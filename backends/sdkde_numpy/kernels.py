@@ -1,4 +1,4 @@
-"""Exponents by the fastest formula that keeps a precision (``bounds.py``), streaming sums over tiles, and their loop.
+"""The loop over tiles: exponents by the fastest formula that keeps a precision (``bounds.py``), and streaming sums.
 
 A tile is a block of query rows by a block of columns, small enough to stay in cache while a handful of array operations
 pass over it, most of them into buffers made once per block of rows.
@@ -117,8 +117,8 @@ class Sums:
 
     def __init__(self, problem: Problem, dtype: np.dtype[Any], plain: bool) -> None:
         self.problem, self.started, self.plain = problem, False, plain
-        # A finite start, also in the formula's dtype, since −inf − −inf would be NaN. The first tile makes arrays of
-        # these numbers, (b,), and of the shift, (b, d).
+        # Finite in the formula's dtype, too, since −inf − −inf would be NaN. The first tile turns these numbers into
+        # arrays, (b,), and the shift into (b, d).
         self.base: Any = 0.0
         self.top: Any = -1e30 if dtype == np.float32 else -1e300
         self.total: Any = 0.0  # Σ w φ
@@ -126,7 +126,7 @@ class Sums:
         self.shift: Any = 0.0 if problem.reduction is Reduction.MEAN else None  # Σ w φ (u_j − u_i)
 
     def add(self, terms: Array, base: Array, phi: Array, log_weights: Array | None) -> tuple[Array, Array]:
-        """Add a tile, but for its share of the shift; return φ and Σ φ, relative to what ``shift`` now is.
+        """Add a tile, except to the shift; return φ and Σ φ, in the unit that ``shift`` has from now on.
 
         ``terms`` (b, w), −½ r²_ij − base_i or −r_ij, is overwritten. ``phi`` is a buffer, which may be ``terms`` itself
         but for LAPLACE.
@@ -181,8 +181,8 @@ class Sums:
 class Compact:
     """Columns packed for a kernel of bounded support: K(r) is summed as it is, as it cannot overflow.
 
-    Only weights may span more than float64 does. So the columns fall into levels by the size of their weights, mostly
-    one, and a tile of K times a matrix of weights, a column for each level, is the sum of each.
+    Only weights may span more than float64 does. So columns are divided into levels, mostly one, by the size of their
+    weights. A tile of K times a matrix of weights, with a column for each level, has the levels' sums.
     """
 
     def __init__(self, problem: Problem, columns: Columns) -> None:
