@@ -33,10 +33,10 @@ from ..protocol import Precision
 class gaussian_kde:
     """SciPy's ``gaussian_kde``, with bandwidths chosen from the data, debiasing, and backends.
 
-    Arguments, defaults, attributes and numbers are those of :class:`scipy.stats.gaussian_kde`; what is added stands
-    after ``weights``. Subclasses may override ``covariance_factor``. The density is prepared at the first evaluation
-    and kept until the bandwidth changes. ValueError for fewer samples than dimensions, or an argument that cannot be
-    right; numpy.linalg.LinAlgError where the covariance of the data is singular.
+    Arguments, defaults, attributes and results are those of :class:`scipy.stats.gaussian_kde`; arguments after
+    ``weights`` are additions. Subclasses may override ``covariance_factor``. The density is prepared at the first
+    evaluation and kept until the bandwidth changes. ValueError for fewer samples than dimensions, or an invalid
+    argument; numpy.linalg.LinAlgError where the covariance of the data is singular.
 
     Parameters
     ----------
@@ -45,19 +45,19 @@ class gaussian_kde:
     bw_method : str, float or callable, optional
         The factor of the bandwidth H = factor² · covariance of the data: a number, a function of this object that
         returns one, ``"scott"`` (the default) or ``"silverman"``, which are SciPy's formulas, or another rule of
-        :func:`sdkde_core.estimate`, such as ``"auto"`` or ``"isj"``. A rule looks at the data in units of their
-        covariance, and where it has one bandwidth per dimension the geometric mean is taken. A stacked density chooses
-        its own bandwidths: None.
+        :func:`sdkde_core.estimate`, such as ``"auto"`` or ``"isj"``. Such a rule is for the data in units of their
+        covariance; of one bandwidth per dimension the geometric mean is taken. Pass None for a stacked density, which
+        chooses its own bandwidths.
     weights : (n,) array_like, optional
         Not negative; need not sum to 1.
     method : {"kde", "sdkde", "laplace", "stacked"}
         ``"sdkde"`` moves the samples to remove the leading bias. ``"laplace"`` is debiased too, but signed.
-        ``"stacked"`` is a sum of sdkde and normal mixtures, in the dataset's coordinates unless others are named:
-        attributes of the one bandwidth raise AttributeError.
+        ``"stacked"`` is a sum of sdkde and normal mixtures, in the dataset's coordinates unless others are named; it
+        has several bandwidths, so ``factor``, ``covariance`` and their like raise AttributeError.
     coordinates, support : optional
-        As for :func:`sdkde_core.estimate`; products of densities are refused. The bandwidth and ``covariance`` are in
-        the coordinates. With ``support`` the latter has zeros between a column that ends and others, and ``"auto"``,
-        ``"lscv"`` and ``"lcv"`` choose from samples with their images.
+        As for :func:`sdkde_core.estimate`; integrals of products are refused. The bandwidth and ``covariance`` are in
+        these coordinates. With ``support`` the covariance has zeros between a column that ends and others, and
+        ``"auto"``, ``"lscv"`` and ``"lcv"`` choose from samples with their images.
     step, score_bandwidth, precision, backend, device
         As for :func:`sdkde_core.estimate`.
 
@@ -175,7 +175,7 @@ class gaussian_kde:
     def integrate_box(self, low_bounds: Any, high_bounds: Any, maxpts: Any = None, *, rng: Any = None) -> float:
         """Return the integral over a box, by :meth:`Prepared.probability`; needs SciPy.
 
-        For laplace with bounds in one dimension only, others infinite. ``maxpts`` and ``rng`` change nothing.
+        For laplace at most one dimension may have finite bounds. ``maxpts`` and ``rng`` change nothing.
         """
         low, high = corner("low_bounds", low_bounds, self.d), corner("high_bounds", high_bounds, self.d)
         sign = (-1) ** int((low > high).sum())  # as for any integral
@@ -183,7 +183,7 @@ class gaussian_kde:
 
     @public
     def integrate_kde(self, other: Any) -> float:
-        """Return the integral of the product with another such density, SciPy's too; not for laplace."""
+        """Return the integral of the product with another gaussian_kde, of ours or SciPy's; not for laplace."""
         ours = isinstance(other, gaussian_kde)
         if not ours and not hasattr(other, "covariance"):
             raise TypeError(f"other is {brief(other)}; pass a gaussian_kde, this one or SciPy's")
@@ -200,7 +200,7 @@ class gaussian_kde:
 
     @public
     def resample(self, size: int | None = None, seed: Any = None) -> Any:
-        """Return draws from the density, (d, size), as SciPy does: for method="kde" the same ones for a seed.
+        """Return draws from the density, (d, size); for method="kde" a seed gives SciPy's draws.
 
         ``size`` is ``int(neff)`` by default. ``seed``: an int, a Generator or RandomState of NumPy, or None for NumPy's
         global state.
@@ -242,7 +242,7 @@ class gaussian_kde:
         of_kept = {name: own and [own[int(k)] for k in kept] for name, own in columns.items()}
         options = {**self._options, **of_kept}
         result = gaussian_kde(dataset, vars(self).get("factor"), self._weights, method=self.method, **options)
-        if self.method in ("sdkde", "stacked"):  # moved in these dimensions alone, the samples would be others
+        if self.method in ("sdkde", "stacked"):  # fitted anew in these dimensions, samples would move elsewhere
             result._made = result.dataset, result._computed[0], self.prepared.marginal([int(k) for k in kept])
         return result
 
@@ -250,7 +250,7 @@ class gaussian_kde:
     def save(self, path: Path | str) -> None:
         """Write it to one file, which :func:`sdkde_core.load` reads; as :meth:`Prepared.save`, which see.
 
-        What is loaded has the same density, the factor as its ``bw_method``, and NumPy's arrays.
+        The loaded object has the same density, the factor as its ``bw_method``, and NumPy's arrays.
         """
         content, arrays = self.prepared.to_saved()
         factor = None if self.method == "stacked" else float(self.factor)
@@ -260,7 +260,7 @@ class gaussian_kde:
 
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> gaussian_kde:
-        """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
+        """Return the saved object, for :func:`sdkde_core.load`; ValueError where the content cannot be right."""
         given = arrays["dataset"], content["factor"], arrays.get("weights")
         made = cls(*given, method=content["method"], **content["options"])
         prepared = Prepared.from_saved(content["density"], arrays, name)
@@ -391,13 +391,13 @@ class gaussian_kde:
         covariance = Sample(self._mapped, self._weights, self.neff).covariance()
         covariance[np.isnan(covariance)] = 0.0  # 0/0 where a row is constant
         supports = self._options.get("support")
-        if supports is not None:  # kernels that coupled such a column with another would have images that are turned
+        if supports is not None:  # images of kernels that couple a column that ends would be turned
             ended = np.array([one != (None, None) for one in supports])
             covariance[(ended[:, None] | ended) & ~np.eye(self.d, dtype=bool)] = 0.0
         return covariance
 
     def _factor_by(self, rule: str) -> float:
-        """The factor that a rule of ours chooses, of the data in units of their covariance."""
+        """The factor by a rule of :func:`.estimate`, for the data in units of their covariance."""
         try:
             check_rule(rule, self.method)
         except ValueError as error:
@@ -432,12 +432,12 @@ def _normalised(weights: Any, n: int) -> Array:
         raise ValueError(f"`weights` input should be of length n: it has {len(w)}, dataset has {n} columns")
     if not ((w >= 0) & (w < math.inf)).all() or not w.any():
         raise ValueError("weights has values that are negative or not finite, or none above zero; pass weights ≥ 0")
-    w = w / w.max()  # whose sum overflows nowhere
+    w = w / w.max()  # so that the sum does not overflow
     return w / w.sum()
 
 
 def _definite(covariance: Any, otherwise: str = "") -> Bandwidth:
-    """Return H and its factor, in one dimension of a number; LinAlgError where it has none."""
+    """Return the bandwidth H, in one dimension as a number; LinAlgError where H is not positive definite."""
     try:
         return Bandwidth.of(covariance if len(covariance) > 1 else math.sqrt(covariance[0, 0]), len(covariance))
     except ValueError as error:

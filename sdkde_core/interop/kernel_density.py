@@ -34,7 +34,7 @@ except ImportError as error:
 class KernelDensity(neighbors.KernelDensity):
     """scikit-learn's ``KernelDensity``, with bandwidths chosen from the data, debiasing, and backends.
 
-    Its parameters, defaults and numbers are those of :class:`sklearn.neighbors.KernelDensity`.
+    Its parameters, defaults and results are those of :class:`sklearn.neighbors.KernelDensity`.
 
     Parameters
     ----------
@@ -45,10 +45,10 @@ class KernelDensity(neighbors.KernelDensity):
     kernel : {"gaussian", "tophat", "epanechnikov", "exponential", "linear", "cosine"}
         Kernels other than the Gaussian need ``method="kde"``.
     rtol : float
-        0: log densities to about 1e-10. From 1e-5 and from 5e-4 on, ``precision="auto"`` takes ``"high"`` and
-        ``"fast"``, see :data:`sdkde_core.protocol.TOLERANCES`.
+        It decides ``precision="auto"``: ``"float64"`` (log densities to about 1e-10) below 1e-5, ``"high"`` below
+        5e-4, then ``"fast"``, see :data:`sdkde_core.protocol.TOLERANCES`.
     metric, metric_params
-        As far as they mean the Euclidean distance.
+        Only those that mean the Euclidean distance.
     algorithm, atol, breadth_first, leaf_size
         These change nothing: there is no tree.
     method : {"kde", "sdkde", "laplace", "stacked"}
@@ -56,15 +56,15 @@ class KernelDensity(neighbors.KernelDensity):
     step, score_bandwidth, adaptive, tails, coordinates, support, backend, device, backend_options
         As for :func:`sdkde_core.estimate`.
     negative : {"keep", "clip", "renormalise"}
-        What becomes of values of ``"laplace"`` below zero: log densities of NaN, of −inf, or of −inf with the others
-        divided by their integral.
+        For values of ``"laplace"`` below zero log densities are NaN; −inf; or −inf, with other densities divided by
+        their integral.
     precision : {"auto", "fast", "high", "float64"}
         ``"auto"`` goes by ``rtol``, whatever the environment says.
 
     Attributes
     ----------
     bandwidth_ : float, (d,) or (d, d) array
-        What was given or chosen: a float where it is one number for all dimensions.
+        The bandwidth given or chosen: a float where it is one number for all dimensions.
     density_ : Prepared
         The fitted density, in place of scikit-learn's ``tree_``.
     n_features_in_, feature_names_in_
@@ -132,8 +132,8 @@ class KernelDensity(neighbors.KernelDensity):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> KernelDensity:
         """Fit the density to samples X (n_samples, n_features), and return the estimator; ``y`` is ignored.
 
-        They are dense, and finite unless scikit-learn's ``assume_finite`` is set. ``sample_weight`` (n_samples,) is not
-        negative.
+        Samples are dense, and finite unless scikit-learn's ``assume_finite`` is set. ``sample_weight`` (n_samples,) is
+        not negative.
         """
         params = {"p": 2, **(self.metric_params or {})}
         if self.metric not in ("euclidean", "l2", "minkowski", "p") or params != {"p": 2}:
@@ -157,13 +157,13 @@ class KernelDensity(neighbors.KernelDensity):
         options |= {"bandwidth": float(h) if isinstance(h, Real) else h, "weights": sample_weight}
         options |= {"precision": kept if self.precision == "auto" else self.precision}
         options |= {"coordinates": self._by_column("coordinates"), "support": self._by_column("support")}
-        # Whether all is finite scikit-learn has looked at, or was told not to.
+        # scikit-learn has checked that X is finite, or was told not to.
         self.density_: Prepared = prepare(X, check_finite=False, **options)
         self.bandwidth_ = _plain(self.density_.bandwidth)
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """Return log densities (n_samples,); where laplace's is negative NaN with a RuntimeWarning, or −inf."""
+        """Return log densities (n_samples,); where laplace is negative NaN, with a RuntimeWarning, or −inf."""
         check_is_fitted(self)
         refuse_misread("X", X)
         X = validate_data(self, X, order="C", dtype=np.float64, reset=False)
@@ -191,14 +191,14 @@ class KernelDensity(neighbors.KernelDensity):
         return self.density_.sample(n_samples, check_random_state(random_state))
 
     def _by_column(self, name: str) -> Any:
-        """A parameter, of a dict a list: names of columns are here only."""
+        """A parameter, a dict by columns turned into a list, as only the estimator knows their names."""
         value, names = getattr(self, name), tuple(getattr(self, "feature_names_in_", ()))
         return listed(value, self.n_features_in_, names, name) if isinstance(value, dict) else value
 
     def save(self, path: Path | str) -> None:
         """Write the fitted estimator to one file, which :func:`sdkde_core.load` reads; see :meth:`Prepared.save`.
 
-        Of a bandwidth that was given as an array or a :class:`Bandwidth` the parameter becomes ``bandwidth_``.
+        The parameter ``bandwidth`` is saved as ``bandwidth_`` if it is an array or a :class:`Bandwidth`.
         """
         check_is_fitted(self)
         content, arrays = self.density_.to_saved()
@@ -214,7 +214,7 @@ class KernelDensity(neighbors.KernelDensity):
 
     @classmethod
     def from_saved(cls, content: Mapping[str, Any], arrays: Mapping[str, Any], name: str) -> KernelDensity:
-        """Return what :meth:`save` was called of, for :func:`sdkde_core.load`; ValueError where it cannot be right."""
+        """Return the saved estimator, for :func:`sdkde_core.load`; ValueError where the content cannot be right."""
         made = cls(**content["parameters"])
         made.density_ = Prepared.from_saved(content["density"], arrays, name)
         made._validate_params()
@@ -228,12 +228,12 @@ class KernelDensity(neighbors.KernelDensity):
         return made
 
 
-# scikit-learn asks for the signature in every fit, and to make it takes a tenth of one.
+# scikit-learn asks for the signature in every fit, and making it takes a tenth of a fit.
 KernelDensity.__init__.__signature__ = inspect.signature(KernelDensity.__init__)  # type: ignore[attr-defined]
 
 
 def _plain(bandwidth: Bandwidth) -> Any:
-    """A float where one number says it all, else (d,) in data units, or the matrix H."""
+    """A float where all h_j are equal, else (d,) in data units, or the matrix H."""
     h = np.asarray(bandwidth)
     return float(h[0]) if h.ndim == 1 and (h == h[0]).all() else h
 
