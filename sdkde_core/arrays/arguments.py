@@ -1,8 +1,8 @@
 """The user's arrays: recognised, validated once, and brought to one place.
 
 Host data of every kind becomes NumPy, without a copy where possible. Data on a device stays there, in its own array
-library, through the array API. Every look at a number there waits for the device, so there are few: whether all points
-are finite shows in their extent, which the plan reads anyway.
+library, through the array API. Reading a number there waits for the device, so few are read: the points' extent, which
+the plan needs anyway, shows whether all are finite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .places import Origin, detached, device_name, has_float64, is_attached, loo
 __all__ = ["Argument", "Data", "check_names", "check_query", "check_shapes", "check_weights", "columns_are_points"]
 __all__ += ["ingest", "is_dask", "listed", "numbers", "refuse_masked", "refuse_misread", "refuse_not_finite"]
 
-LARGE = 1 << 18  # numbers from which on host data are copied to the GPU that is named before they are validated
+LARGE = 1 << 18  # host data with at least so many numbers are validated on the GPU that the user named
 _HOST = Origin()
 
 
@@ -58,14 +58,14 @@ def numbers(name: str, value: Any) -> np.ndarray:
 
 
 class Argument(NamedTuple):
-    """An array argument as it came: its name, its dtype's share in the result's, and where it came from."""
+    """An array argument as it came: its name, its contribution to the result's dtype, and where it came from."""
 
     name: str
     array: Any  # NumPy where on_host, otherwise as the user gave it
     dtype: str  # "float32" or "float64"
     origin: Origin
     names: tuple[str, ...] = ()  # of a data frame's columns
-    first: int = 0  # of a part of the rows, the first one's number in the whole
+    first: int = 0  # the number of its first row in the whole array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -167,11 +167,11 @@ class Data(NamedTuple):
     origin: Origin  # of the query, else of train: where results go
     device: str = "cpu"  # where the points are
     came_from: str = "cpu"  # where the user had them: host data may have been copied to a GPU
-    unchecked: bool = False  # NaN and inf are to be refused, and have not been looked for
+    unchecked: bool = False  # NaN and inf are to be refused, but have not been looked for yet
     names: tuple[str, ...] = ()  # of train's columns; empty where it has none
-    name: str = "train"  # the argument that the points are
-    first: int = 0  # of a part of its rows, the first one's number in the whole
-    weight_span: float = math.inf  # as of a Problem
+    name: str = "train"  # the argument that the points came as
+    first: int = 0  # the number of their first row in the whole argument
+    weight_span: float = math.inf  # see Problem
 
     def check_finite(self) -> None:
         """Raise ValueError for the first NaN or inf, where they are to be refused."""
@@ -181,7 +181,7 @@ class Data(NamedTuple):
                 refuse_not_finite("query", self.query, names=self.names)
 
     def row(self, i: int) -> tuple[str, int, Any]:
-        """Return a point, by its number among those of train and query: its argument, its number there, its values."""
+        """Return the argument, the number there and the values of point i, counting train's, then the query's."""
         n = self.train.shape[0]
         if i < n:
             return self.name, self.first + i, to_host(self.train[i, :])
@@ -256,7 +256,7 @@ def _bits(xp: Any, dtype: Any) -> int:
 
 
 def columns_are_points(n: int, d: int, *names: str) -> str:
-    """A hint for errors that come of points in columns, where there are more dimensions than points; else nothing."""
+    """A hint for errors that points in columns may cause, where there are more dimensions than points; else ""."""
     if n >= d:
         return ""
     return f"; if columns are points, as for SciPy's gaussian_kde, pass {' and '.join(f'{x}.T' for x in names)}"
@@ -306,7 +306,7 @@ def refuse_not_finite(name: str, x: Any, first: int = 0, names: tuple[str, ...] 
 
 
 def _weighed(w: Any) -> tuple[Any, float]:
-    """Log weights (n,), float64, normalised, None where all are equal; and the span of their logs."""
+    """Normalised log weights (n,), float64, None where all are equal; and their span."""
     xp = places.array_namespace(w)
     w = xp.astype(w, xp.float64, copy=False)
     wrong, span = check_weights(w)

@@ -1,4 +1,4 @@
-"""Arrays of any library on any device: where they are, how they get elsewhere, what the host reads; NumPy's state."""
+"""Arrays of any library on any device: where they are, moves between devices, reads by the host; NumPy's state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Origin:
 
     @staticmethod
     def of(x: Any) -> Origin:
-        """Where ``x`` is, an array that is computed with."""
+        """Where an array of the computation is."""
         return Origin() if isinstance(x, np.ndarray) else Origin(array_namespace(x), device_of(x), on_host=False)
 
     @property
@@ -124,12 +124,12 @@ def is_traced(x: Any) -> bool:
 
 
 def is_followed(x: Any) -> bool:
-    """Whether the derivatives of what is computed from ``x`` may be asked for, or ``torch.func`` looks on."""
+    """Whether results from ``x`` need derivatives, as autograd records or ``torch.func`` traces."""
     return (is_attached(x) and sys.modules["torch"].is_grad_enabled()) or is_traced(x)
 
 
 def detached(x: Any) -> Any:
-    """Return ``x`` without what autograd knows of it; itself where that is nothing."""
+    """Return ``x`` detached from autograd, or itself if it is not attached."""
     return x.detach() if is_attached(x) else x
 
 
@@ -187,9 +187,9 @@ def has_float64(place: Origin) -> bool:
 
 
 def look(decide: Callable[..., R], *numbers: Any) -> R:
-    """Return ``decide(*numbers)``, a float for every entry of float64 arrays that may be on a device.
+    """Return ``decide(*floats)``, the entries of float64 arrays that may be on a device.
 
-    All are read at once, as the host waits for the device every time.
+    They are read at once, as the host waits for the device at every read.
     """
     if len(numbers) == 1 and numbers[0].ndim == 0:
         return decide(float(numbers[0]))
@@ -202,7 +202,7 @@ def look(decide: Callable[..., R], *numbers: Any) -> R:
 
 
 def rounded(x: float) -> float:
-    """Return a number ≥ 0 rounded up by at most an eleventh: what is decided from it changes rarely with the data."""
+    """Round a number ≥ 0 up by at most an eleventh, so that decisions by it rarely change with the data."""
     return 2.0 ** (math.ceil(8.0 * math.log2(x)) / 8.0) if 0.0 < x < 1e300 else x
 
 

@@ -1,4 +1,4 @@
-"""What backends on PyTorch's devices share: the current device and stream, and memory that does not suffice.
+"""For backends on PyTorch's devices: the current device and stream, and errors of too little memory.
 
 PyTorch is not imported here: the tensors that come in have brought it.
 """
@@ -52,7 +52,7 @@ class memory_errors:  # a generator would take ten times as long
 
 
 def without_grad(function: Callable[P, R]) -> Callable[P, R]:
-    """Make PyTorch record nothing of a function's calls; ``torch.no_grad`` might leave that so if Ctrl-C comes."""
+    """Turn autograd off within a function; after Ctrl-C ``torch.no_grad`` might leave it off."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""A backend that fails while it works: whose failure it is, and what can be seen of a wrong answer at no cost."""
+"""Backends that fail while they work: whose failure it is, and checks of their answers that cost nothing."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class OutOfReach(BackendUnavailable):
 
 
 def call(info: BackendInfo, problem: Problem, method: Callable[..., R], *arguments: Any, inputs: Sequence[Any]) -> R:
-    """Return ``method(problem, *arguments)`` of a backend; what goes wrong in it becomes a :class:`BackendFailed`.
+    """Return ``method(problem, *arguments)`` of a backend; an error in it becomes a :class:`BackendFailed`.
 
-    So does a write to its ``inputs``: NumPy's arrays are read-only, and PyTorch counts what is done to a tensor in
-    place. A SystemExit is a failure too: a plugin must not end the program. What a signal handler raises, warnings that
-    the user has made errors, and a lack of memory pass.
+    So does a write to its ``inputs``: NumPy's arrays are read-only, and PyTorch counts in-place changes of a tensor. A
+    SystemExit is a failure too: a plugin must not end the program. Passed on are errors of signal handlers, warnings
+    that the user has made errors, and a lack of memory.
     """
     tensors = [x for x in inputs if is_torch_array(x)] if info.arrays == "torch" else []
     counts = [(x, x._version) for x in tensors if not x.is_inference()]

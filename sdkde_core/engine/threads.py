@@ -29,22 +29,22 @@ class _Stopped(BaseException):
     """Ends a task whose call was interrupted, or has another task that failed."""
 
 
-_here = threading.local()  # the call that this thread works for, and whom it tells of its own
+_here = threading.local()  # the call that this thread works for, and the listener to calls that it makes
 
 
 class telling:
-    """Call ``advance`` with numbers of rows as tasks that this thread maps ``told`` end, and at last with the rest."""
+    """Call ``advance`` with the rows done, whenever a task of ``map_threads(…, told=True)`` ends, and at the end."""
 
     def __init__(self, rows: int, advance: Callable[[int], None]) -> None:
         self._rows, self._advance, self._done = rows, advance, 0
 
     def _tell(self, share: float) -> None:
         more, self._done = int(share * self._rows) - self._done, max(self._done, int(share * self._rows))
-        _here.tell = None  # whom it tells may estimate something too
+        _here.tell = None  # ``advance`` may estimate something itself
         try:
             if more > 0:
                 self._advance(more)
-        except (Exception, SystemExit) as error:  # no failure of the backend that this goes through
+        except (Exception, SystemExit) as error:  # the user's error, not the backend's that calls this
             raise _Stopped from error
         _here.tell = self._tell
 
@@ -70,10 +70,10 @@ def map_threads(
     """Return ``[task(a) for a in arguments]``, computed by up to ``threads`` threads that end with the call.
 
     After an exception no further task begins, and those that run end at their next :func:`checkpoint`. Where no thread
-    can be started the calling one does the work. ``apart`` leaves the calling thread idle, also for a single task: an
-    interrupt then leaves what does not end behind. ``pool`` has threads to use instead of new ones, and implies that.
-    ``told``: the tasks together sum all rows of a call. After each task the user's ``progress`` hears how many rows
-    are done.
+    can be started the calling one does the work. ``apart`` leaves the calling thread idle, also for a single task: so
+    an interrupt need not wait for tasks without checkpoints. ``pool`` has threads to use instead of new ones, and
+    implies ``apart``. ``told``: the tasks together sum all rows of a call, and after each the user's ``progress`` gets
+    the rows done.
     """
     threads, tell = min(threads, len(arguments)), getattr(_here, "tell", None) if told else None
     if threads < 1 or (threads == 1 and not apart and pool is None and tell is None):
@@ -81,7 +81,7 @@ def map_threads(
     call, running, share = _Call(task, arguments), list[Future[None]](), 0.0
     workers = pool or ThreadPoolExecutor(threads, thread_name_prefix="sdkde")
     try:
-        with suppress(RuntimeError):  # no more threads can be started, or no more in this process, which is ending
+        with suppress(RuntimeError):  # no more threads can be started, or the process is ending
             for _ in range(threads):
                 running.append(workers.submit(call.run))
         if not running:
@@ -93,7 +93,7 @@ def map_threads(
                         one.result()  # raises where the pool itself failed
             share = len(call.finished) / len(arguments)
             if tell is not None:
-                tell(0.99 * share)  # rows that are summed apart, and what joins the sums, come after the last task
+                tell(0.99 * share)  # outliers' sums and the merge come after the last task
         if call.error is not None:
             raise call.error
         return call.results
@@ -141,7 +141,7 @@ class _Call:
                 with np.errstate(all="ignore"):  # as in the thread that calls: NumPy's state is a thread's own
                     self.results[i] = self.task(self.arguments[i])
                 self.finished.append(i)
-        except _Stopped:  # by a checkpoint: whoever stopped the call raises what did
+        except _Stopped:  # by a checkpoint: the thread that stopped the call raises the reason
             pass
         except BaseException as error:
             self.error = self.error or error

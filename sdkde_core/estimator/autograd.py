@@ -81,7 +81,7 @@ def tie(result: Any, *tensors: Any) -> Any:
 def _attached(bandwidth: Bandwidth, value: Any) -> Bandwidth:
     """The bandwidth with its factor made of ``value``, (), (1,), (d,) or (d, d): h, or a matrix H.
 
-    Of a matrix, L = diag(scale) K, with scale² the diagonal of H and K the Cholesky factor of the correlation matrix.
+    For a matrix L = diag(scale) K, with scale² the diagonal of H and K the Cholesky factor of the correlation matrix.
     """
     xp = array_namespace(value)
     if value.ndim < 2:
@@ -99,7 +99,7 @@ def _valued(x: Any, value: Any) -> Any:
 
 
 def _points(given: Any, value: Any, place: str) -> Any:
-    """Points (n, d), float64: the user's tensor where it requires grad, else what was read of it."""
+    """Points (n, d), float64: from the user's tensor if it requires grad, else the plan's values."""
     if not is_attached(given):
         return convert(value, "torch", place).double()
     x = given.to(place).double()  # in this order: not every device has float64

@@ -1,4 +1,4 @@
-"""What a fitted density answers, attached to autograd and ``torch.func`` by its queries; the module imports PyTorch.
+"""A fitted density's answers, attached to autograd and ``torch.func`` by the query; this module imports PyTorch.
 
 The derivative of log p̂ is the score s, that of p̂ is p̂ s, and that of s the matrix ∇²log p̂, which is symmetric: its
 product with a vector serves backward and forward mode. All sums but that product are by the density's own backend.
@@ -40,7 +40,7 @@ class Answer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        query, *_, found = ctx.saved_tensors  # which a checkpoint lets be read once
+        query, *_, found = ctx.saved_tensors  # read once, as checkpointing allows no more
         along = _curvature(ctx, query, g) if g.ndim == 2 else g[:, None] * _slope(ctx, query, found)
         return None, None, along.to(query.dtype)
 
@@ -52,7 +52,7 @@ class Answer(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], compute: Any, what: str, *given: Tensor) -> tuple[Tensor, int]:
-        """One call for the queries of all."""
+        """Answer the queries of the whole batch by one call."""
         size, dims = info.batch_size, in_dims[2:]
         every = [x.expand(size, *x.shape) if k is None else x.movedim(k, 0) for x, k in zip(given, dims)]
         found = Answer.apply(compute, what, *(x.flatten(0, 1) for x in every))

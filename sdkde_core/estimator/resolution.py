@@ -27,8 +27,8 @@ REACH = {"fast": 1e10, "high": 1e9, "float64": 1.5e4}
 def clearest_centre(train: Any, query: Any, h: Array, centre: Array) -> Array:
     """Return the centre from which the fewest points that are near each other lose digits that matter.
 
-    The median may be a value that stands for missing ones. So in each column it competes with the medians of smaller
-    and smaller values, which float64 holds with more digits. Points on the host; h is sqrt(diag H), (d,).
+    The median may be a fill value for missing ones. So in each column it competes with the medians of ever smaller
+    values, which float64 holds with more digits. Points are on the host; h is sqrt(diag H), (d,).
     """
     best = centre.copy()
     for k in np.flatnonzero(abs(centre) > CLEAR * h):
@@ -48,8 +48,8 @@ def check_resolution(
 ) -> None:
     """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
 
-    ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. By a full matrix
-    each coordinate sums all columns: one that is far spoils all.
+    ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. With a full matrix
+    each coordinate is a sum over all columns: a column with far values spoils all.
     """
     reach = REACH[problem.precision]
     if problem.extent <= reach:
@@ -88,8 +88,8 @@ def _near_pair(
 ) -> tuple[int, int, float] | None:
     """Return indices and distance of a row and a column that are too near each other in a coordinate; or None.
 
-    ``near``: the share of the distance from the centre that is too near, and bandwidths that are not. ``points``: which
-    point each row and column is; where it is the same one, nothing is lost.
+    ``near``: too near is less than the first, times the distance from the centre, and less than the second, bandwidths.
+    ``points``: the point that each row and column is; between a point and itself nothing is lost.
     """
     own = np.isin(*points)
     root = math.sqrt(rows.shape[1]) if mixed else 1.0
