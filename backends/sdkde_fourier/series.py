@@ -38,7 +38,7 @@ class Series:
 
 @dataclass(frozen=True)
 class State:
-    """Columns, their modes where these pay, and what sums rows over all columns directly."""
+    """Columns, their modes where these pay, and a function that sums rows over all columns directly."""
 
     columns: Columns
     series: Series | None

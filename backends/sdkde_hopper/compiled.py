@@ -306,7 +306,7 @@ def _module(name: str) -> Any:
 
 
 def load(*names: str) -> None:
-    """Load modules, and compile those that are not kept at the same time: one takes a second."""
+    """Load modules; those that are not on disk are compiled at the same time, as each takes a second."""
     with _lock, ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(_module, names))
 

@@ -164,7 +164,7 @@ def _below(x):
 
 @njit(inline="always")
 def _masses(halves, g, heavy, count, floor, whole, factor, d, out):
-    """What leaves add to a result at most, relative to sums of 2^floor at least; right where that is below 1."""
+    """Upper bounds on what leaves add to a result, relative to sums of 2^floor or more; right below 1."""
     real = np.float32
     reach, base = real(math.sqrt(2.0 * LN2 * max(whole - floor, 0.0))), real(max(floor, -1e15))
     for k in range(count):
@@ -265,7 +265,7 @@ def list_leaves(
 
 @loop
 def choose_leaves(totals, heavies, halves, masses, count, d, whole, factor, allowed, chosen, ends):
-    """Write the leaves to be summed after the first ones, by what rows have from those; arguments as in list_leaves."""
+    """Write the leaves to be summed next, by the rows' sums over the first ones; arguments as in list_leaves."""
     for g in range(ends.shape[0]):
         first, ends[g], floor = ends[g], 0, 1e300
         for r in range(g * GROUP, (g + 1) * GROUP):

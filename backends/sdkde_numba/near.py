@@ -122,7 +122,7 @@ def sum_leaves(
 
 
 def prepare_groups(groups: Sequence[Columns]) -> tuple[Array, ...]:
-    """What :func:`.cpu_kernels.reduce_groups` takes of groups: each is filled up to whole tiles of leaves."""
+    """Pack groups for :func:`.cpu_kernels.reduce_groups`, each filled up to whole tiles of leaves."""
     parts, begins = list[tuple[Array, ...]](), [0]
     for group in groups:
         places = order(group.points, LEAF)

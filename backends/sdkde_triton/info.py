@@ -15,18 +15,18 @@ from . import bounds
 from .bounds import MOST_EXTENT
 from .space import HEIGHT, LEAF
 
-#: What a pair in a list takes over one of all pairs.
+#: The time of a pair in a list over that of a pair among all.
 SLOWER = 1.3
 
 
 def takes(problem: Problem) -> bool:
-    """Whether a problem that can be computed from packed operands can be from lists."""
+    """Whether a problem that packed operands can compute can be summed over lists."""
     # In one dimension it cannot pay; a packed operand of up to sixteen is as narrow as any.
     return problem.precision in ("fast", "high") and 2 <= problem.d <= 16
 
 
 def looks(problem: Problem, *, for_price: bool = False) -> bool:
-    """Whether lists may pay, and the look at how many pairs matter costs little: the backend's, or the price's."""
+    """Whether lists may pay, and finding out how many pairs matter is cheap, for the backend or for the price."""
     return takes(problem) and _pairs(problem) >= (2e11 if for_price else 4e10) and pays(problem, 0.0)
 
 
@@ -36,22 +36,22 @@ def pays(problem: Problem, share: float) -> bool:
 
 
 def _pairs(problem: Problem) -> float:
-    """As many pairs at "fast" take as long."""
+    """The number of pairs at "fast" that take the same time."""
     return problem.pairs * (2.0 if problem.precision == "high" else 1.0)
 
 
 def _besides(problem: Problem) -> float:
-    """What lists take besides, in pairs at "fast": the host's launches; the order and the bounds, for every point."""
+    """The overhead of lists, in pairs at "fast": the host's launches; order and bounds, for every point."""
     return 2e10 + 1e4 * (problem.m + problem.n)
 
 
 def left_out(problem: Problem) -> float:
-    """What lists leave out of a row's sum at most, relative to that."""
+    """The largest share of a row's sum that lists leave out."""
     return 0.3 * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
 def listed_share(problem: Problem) -> float | None:
-    """About what share of the pairs is summed; None: all."""
+    """The approximate share of the pairs that is summed; None: all."""
     if not looks(problem, for_price=True) or bounds.formula(problem, problem.extent, listed=True) != "packed":
         return None
     share = typical_share(problem, LEAF, HEIGHT, left_out(problem))
@@ -59,7 +59,7 @@ def listed_share(problem: Problem) -> float | None:
 
 
 def work(problem: Problem) -> Work:
-    """What the kernels do per pair; the launch parameters change none of it."""
+    """The kernels' work per pair, which does not depend on launch parameters."""
     pairs, d, mean = problem.pairs, problem.d, problem.reduction is Reduction.MEAN
     two_passes, extent, share = bounds.shifts_rows(problem), problem.extent, listed_share(problem)
     around = 12  # the host's time around a pass's kernels, in launches

@@ -57,7 +57,7 @@ class Near(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What tiles of rows from the ``first`` on take, in parts of ``length``."""
+    """The leaves that tiles of rows from the ``first`` on take, in parts of ``length``."""
 
     leaves: torch.Tensor  # int32
     ends: torch.Tensor  # int32
@@ -81,7 +81,7 @@ def order_columns(points: torch.Tensor, log_weights: torch.Tensor, ordered: bool
 
 
 def _ends(points: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes of some points at a time, fp32, rounded outwards, (tiles, d) each."""
+    """Boxes of ``size`` consecutive points, fp32, rounded outwards, (tiles, d) each."""
     low, high = by_tile(points, size).aminmax(dim=1)
     infinity = torch.tensor(math.inf, dtype=torch.float32, device=points.device)
     return torch.nextafter(low.float(), -infinity), torch.nextafter(high.float(), infinity)
@@ -129,7 +129,7 @@ def reduce(
 
 @dataclass(frozen=True)
 class Pass:
-    """What all steps of a reduction over lists know."""
+    """The arguments that all steps of a reduction over lists share."""
 
     problem: Problem
     near: Near

@@ -48,7 +48,7 @@ class Config(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the compiler is told. Fusing products and sums is asked for: its default changes between versions."""
+        """The compiler's options. Fusing products and sums is set, as its default changes between versions."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
 
