@@ -1,4 +1,4 @@
-"""What users hear: a warning about their own line, once for each cause, and names they may have meant; switches."""
+"""Messages to users: warnings about their own line, once for each cause, and names they may have meant; switches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class SdkdeWarning(UserWarning):
-    """What cannot be used, such as a backend that fails, a tuned configuration or a damaged file: estimates do without.
+    """Estimates do without something that cannot be used, such as a failed backend or a damaged file.
 
     Each cause has one warning in a process. It is about the line that called sdkde, so filter by this category:
     ``warnings.simplefilter("ignore", sdkde_core.SdkdeWarning)``.
@@ -36,7 +36,7 @@ def warn_once(message: str, cause: str | None = None) -> None:
 
 
 def caller_level() -> int:
-    """Return the ``stacklevel`` of a warning, as from the function that asks, that is about who called this package."""
+    """Return the ``stacklevel`` with which the calling function warns about the line that called this package."""
     level, ours = 0, 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -51,7 +51,7 @@ def caller_level() -> int:
 
 
 def optional(name: str, purpose: str, extra: str, instead: str = "") -> Any:
-    """Import an optional library; ImportError says what it is for, how to install it, and what to do ``instead``."""
+    """Import an optional library; the ImportError has its purpose, the command that installs it, and ``instead``."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Samples as the rules look at them: their spread, quartiles and covariance, weighted, without overflow."""
+"""Samples for the bandwidth rules: their spread, quartiles and covariance, weighted, without overflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY = 100.0  # samples from which one column is worth the step "moments", and i
 
 
 class Sample:
-    """What the rules look at: samples (n, d) in units of their own spread, so that no square overflows.
+    """Samples (n, d) for the rules, in units of their own spread, so that no square overflows.
 
     Weights (n,) are positive and sum to 1, None: all equal; ``n_eff`` is their effective number. A rule adds ``note``
     to its name. ``common``, ``mixed`` and ``steps`` are those of :func:`.rules.resolve`.

@@ -65,7 +65,7 @@ def enough(n: int, d: int) -> bool:
 
 
 def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Array | None, str]:
-    """Find a shape (d, d), in the columns' spreads, that is clearly better than these, and what a reason says of it.
+    """Find a shape (d, d), in the columns' spreads, that is clearly better than these spreads; and its description.
 
     A scale per column is tried first, then the samples' correlation, then any matrix, if ``mixed``. "Clearly": by the
     score of the differences of log p̂₋ᵢ, paired sample by sample, less what as many parameters gain by chance (Akaike).
@@ -109,7 +109,7 @@ class Fits:
 
     def __init__(self, u: Array, weights: Array, covariance: Array) -> None:
         self.u, self.w, self.d, self.covariance = u, weights, u.shape[1], covariance
-        # Of all pairs, used again and again: the memory of new arrays takes as long as what is done with them.
+        # Buffers for all pairs, used again and again: allocating takes as long as computing.
         self._pairs, *self._single = (np.empty((len(u),) * 2, kind) for kind in (float, *[np.float32] * 3))
         self._columns = np.concatenate([np.ones((len(u), 1)), 2.0 * u], axis=1)
         self._weights = weights.astype(np.float32)
@@ -224,7 +224,7 @@ def scale_of(weights: Array, d: int) -> float:
 
 
 def said(which: int, log_times: Any) -> str:
-    """What a reason says of a shape: 1 a scale per column, 2 the correlation, 3 a matrix."""
+    """The description of a shape in a reason: 1 a scale per column, 2 the correlation, 3 a matrix."""
     what = "", "a scale of its own per column", "that of the samples' correlation", "a full matrix"
     return f"; its shape is {what[which]}, which makes a left-out sample {math.exp(log_times):.3g} times as likely"
 

@@ -67,7 +67,7 @@ class GPU:
 
 
 class Rates(NamedTuple):
-    """What a multiprocessor does in a clock, a fused multiply-add being two operations, and how fast its bus is."""
+    """A multiprocessor's operations per clock, a fused multiply-add being two, and the rate of the bus."""
 
     float16: int  # in matrix products with sums in fp32
     tf32: int  # likewise; 0: it has no such product

@@ -29,7 +29,7 @@ def plain_work(problem: Problem) -> Work:
 
 
 def idle(threads: int, tasks: float, most: int) -> float:
-    """Return how many times as long work takes where up to ``most`` threads share so many tasks of one length.
+    """Return the factor by which work takes longer where up to ``most`` threads share ``tasks`` equal tasks.
 
     The last task may be shorter.
     """
@@ -39,7 +39,7 @@ def idle(threads: int, tasks: float, most: int) -> float:
 
 
 def beyond_cache(d: int) -> float:
-    """What an operation on differences in memory costs in many dimensions, in those in few: tiles leave the cache."""
+    """How many times as much an operation on differences costs in d dimensions as in few, as tiles leave the cache."""
     return min(4.0, max(1.0, d / 80.0))
 
 
@@ -96,6 +96,6 @@ def predict(info: BackendInfo, problem: Problem, on: Processor | None) -> float 
 
 
 def typical_extent(n: int, d: int) -> float:
-    """Extent in bandwidths to expect of n standard normal points under Silverman's rule: for planning from shapes."""
+    """The usual extent of n standard normal points under Silverman's rule, in bandwidths: for plans from shapes."""
     radius = math.sqrt(d) + math.sqrt(2 * math.log(max(n, 2)))
     return radius / (0.9 * n ** (-1 / (d + 4)))

@@ -18,14 +18,14 @@ from .cards import card_name
 
 @dataclass(frozen=True)
 class Card:
-    """What decides grids and launch parameters."""
+    """The properties of a card that decide grids and launch parameters."""
 
     multiprocessors: int
     capability: int  # ten times the compute capability
     registers: int  # of one multiprocessor: 32-bit registers, bytes of shared memory, threads
     shared: int
     threads: int
-    name: str = "CPU"  # as :func:`sdkde_core.tuning.card_name` has it; that one interprets kernels
+    name: str = "CPU"  # as :func:`sdkde_core.tuning.card_name` has it; a CPU interprets kernels
 
     @staticmethod
     @functools.cache
@@ -48,7 +48,7 @@ class Card:
 def parts(
     blocks: int, steps: int, slots: int, most: int, *, begins: int, fewest: int = 1, together: float = 4.0
 ) -> tuple[int, int]:
-    """Return in how many parts the columns are split, and the steps of each: what has the least predicted time.
+    """Return the number of parts of the columns with the least predicted time, and the steps of each part.
 
     Every part of every block of rows is a program of its own, so that few rows still fill the card and the last wave of
     many is nearly full. A program would take all columns in ``steps``, and begins and ends in the time of ``begins``
@@ -67,7 +67,7 @@ def parts(
 
 
 def probe(device: str, capabilities: Container[int], needs: str) -> Support:
-    """Say whether PyTorch has a CUDA device of one of these compute capabilities, times ten; ``needs`` says which."""
+    """Say whether PyTorch has the CUDA device with one of these capabilities, times ten; ``needs`` names them."""
     cuda = sys.modules["torch"].cuda
     if not cuda.is_available():
         return Support(False, "PyTorch finds no CUDA device")

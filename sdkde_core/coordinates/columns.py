@@ -255,7 +255,7 @@ def _own(one: Any, column: Array, what: str) -> Any:
 
 
 def listed(value: Any, d: int, names: tuple[str, ...] = (), what: str = "coordinates") -> list[Any]:
-    """What is asked for each column, by ``coordinates=`` or ``support=``."""
+    """List ``coordinates=`` or ``support=`` column by column."""
     nothing: Any = "identity" if what == "coordinates" else (None, None)
     if isinstance(value, Mapping):
         found: list[Any] = [nothing] * d

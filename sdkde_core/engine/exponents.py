@@ -151,7 +151,7 @@ def paid(problem: Problem) -> float:
 
 
 def strictest(problem: Problem) -> float:
-    """Return the absolute tolerance of exponents: that of log sums, and for MEAN that of shifts if it is less."""
+    """Return the absolute tolerance of exponents: the log sums', or for MEAN the shifts' if that is less."""
     tolerance = TOLERANCES[problem.precision]
     return min(tolerance[Reduction.LOG_SUM].absolute, tolerance[problem.reduction].absolute)
 

@@ -148,7 +148,7 @@ class BlockPlan:
 
     @quiet
     def products(self, columns: Columns, shift: Array) -> Products | None:
-        """What the step needs of a shard whose shifts are (k, d)."""
+        """The sums that the step needs from a shard whose shifts are (k, d)."""
         return products(columns, shift) if self.request.step == "moments" else None
 
     @quiet
@@ -167,7 +167,7 @@ class BlockPlan:
         return (self.bandwidth.stretch(columns.points) + self.centre).astype(self.shape.dtype, copy=False)
 
     def guarding(self, columns: Columns, shard: int) -> Columns | None:
-        """Those of a shard's columns that guard the tails, as :func:`.groups.guard` has them; None: no guard."""
+        """The columns of a shard that guard the tails, chosen as by :func:`.groups.guard`; None: no guard."""
         most = GUARD[1]
         if self.carrying <= most or not self.request.guard:
             return columns if self.request.guard else None
@@ -195,7 +195,7 @@ class BlockPlan:
         return undefined(self.request, block, log)
 
     def identity(self) -> dict[str, Any]:
-        """What the bits of the result follow from, of what JSON has."""
+        """All that decides the bits of the result, in JSON's types."""
         from .. import __version__
 
         record, places = registry.find(self.backend), self.devices or (self.device,)
@@ -219,7 +219,7 @@ class BlockPlan:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """The next question to put to all blocks of points, and what those before it have found. Immutable, pickles."""
+    """The next question to all blocks of points, and the answers to earlier ones. Immutable, pickles."""
 
     request: Request  # without weights
     shape: Shape

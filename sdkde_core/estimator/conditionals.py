@@ -124,7 +124,7 @@ class Conditionals:
         return np.exp(self.logpdf(y))
 
     def _blocks(self, compute: Callable[[list[_Kernels]], Array], width: int) -> Array:
-        """What ``compute`` returns of the parts' kernels for blocks of rows, (m, width)."""
+        """Apply ``compute`` to the parts' kernels by blocks of rows; return (m, width)."""
         fitted = self.density._fitted.current
         parts = [(part.log_share, part.fitted.current) for part in leaves(fitted)] or [(0.0, fitted)]
         size = max(1, (1 << 21) // max(part.problem.n for _, part in parts))

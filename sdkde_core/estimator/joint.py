@@ -75,7 +75,7 @@ class Joint(NamedTuple):
         return Partial((xp.log(total) + top)[:, 0], score)
 
     def bounds(self, y: Array) -> Array:
-        """What the parts' logs are at most at points y (m, d) on the host, (m, k)."""
+        """Upper bounds (m, k) on the parts' logs at points y (m, d) on the host."""
         found = []
         for away, u in self.blocks(y):
             rounding = 1e-12 * radii(away)[:, None] * self.norms

@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class Composed:
-    """A density made of others, which go on with another backend by themselves; what describes it is of ``first``."""
+    """A density made of others, which change to another backend by themselves; ``first`` describes it."""
 
     groups = ()
     parts: tuple[Any, ...] = ()
@@ -72,14 +72,14 @@ class Mapped(Composed):
 
     @property
     def negative_mass(self) -> Any:
-        """Of the Laplace estimate: the same in all coordinates, but another with images."""
+        """The Laplace estimate's negative mass: the same in all coordinates, but not with images."""
         if self.ends is not None:
             raise ValueError("a density with support has no negative mass yet; integrate its values, or drop support")
         return self.first.serve(lambda first: first.negative_mass)
 
     @quiet
     def answer(self, query: Argument, what: str) -> Any:
-        away = self.choice.device != "cpu" and not query.origin.on_host  # sums are made where both are
+        away = self.choice.device != "cpu" and not query.origin.on_host  # sums are made on their device
         there = away and is_torch_array(query.array) and self.coordinates.anywhere
         x, z, outside, slopes = located(self.coordinates, query, to_host(self.centre), there)
         asked, xp = query._replace(array=z, dtype="float64", origin=Origin()), array_namespace(x)
@@ -165,7 +165,7 @@ def located(coordinates: Coordinates, query: Argument, inside: Array, there: boo
 
 
 def of_part(fitted: Any, query: Argument, what: str) -> Any:
-    """What a density answers, float64, where the query is."""
+    """A density's answer, float64, on the query's device."""
     found = answered(fitted, query, what)
     return array_namespace(found).astype(found, array_namespace(found).float64)
 
@@ -177,7 +177,7 @@ def of_both(fitted: Any, query: Argument) -> tuple[Array, Array]:
 
 
 def mapped(request: Request, train: Any, choosing: bool = False) -> tuple[Request, Argument, Coordinates, int]:
-    """Fit the coordinates that a request names; return it without, samples in z with images, coordinates, and n.
+    """Fit a request's coordinates; return the request without them, the samples z with images, the coordinates, and n.
 
     Where there are images the request has their weights, and the bandwidth that is chosen from them; ``choosing``: it
     is yet to be chosen.

@@ -498,11 +498,11 @@ class Prepared:
 
     @property
     def parts(self) -> tuple[tuple[str, float, Prepared], ...]:
-        """Of a stacked density what it is a weighted sum of: what each part is, its share, and its density."""
+        """The parts of a stacked density, whose weighted sum it is: of each the label, the share and the density."""
         return tuple((p.label, math.exp(p.log_share), replace(self, _fitted=p.fitted)) for p in leaves(self._fitted))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the settings, and small curves of up to six columns."""
+        """Show the settings, and small curves of up to six columns, in a notebook."""
         return importlib.import_module("sdkde_core.interop.plots").page(self)
 
     def __repr__(self) -> str:

@@ -127,7 +127,7 @@ class Stacked(Composed):
 
 
 def _of(part: Part, query: Argument, scored: bool) -> Partial:
-    """What a part adds: its log, and its score, where the query is."""
+    """A part's weighted log density and its score, on the query's device."""
     if not scored:
         return Partial(part.log_share + of_part(part.fitted, query, "log"))
     if query.origin.on_host:
@@ -310,7 +310,7 @@ def _elsewhere(
 def _left_out(
     own: Request, found: Sequence[Chosen], weights: Array, folds: Array, cut: Cutting, there: Sending, anew: bool = True
 ) -> Array:
-    """Log densities (n, 1 + mixtures) of sdkde, and of mixtures, from all samples but those of each fold, at these.
+    """Log densities (n, 1 + mixtures) of sdkde and of mixtures at each fold's samples, fitted to all others.
 
     ``cut``: the samples where a mask (n,) is true, and the others. A mixture's fit starts from that to all samples.
     """

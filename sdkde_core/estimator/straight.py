@@ -50,7 +50,7 @@ class _Passes(NamedTuple):
 
 
 class _Line:
-    """What calls of one shape and with the same options have in common."""
+    """The state that calls of one shape and with the same options share."""
 
     def __init__(self, request: Request, shape: tuple[int, int], m: int | None, dtype: Any, place: str) -> None:
         self.request, (self.n, self.d), self.m, self.place = request, shape, m, place

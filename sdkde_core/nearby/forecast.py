@@ -1,4 +1,4 @@
-"""How many pairs of tiles would be left: by some of the rows and columns, and of typical data, for prices."""
+"""The share of the pairs that lists would leave, for prices: estimated from some points, or for typical data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rough_share(
     problem: Problem, rows: Any, columns: Any, log_weights: Any, size: int, height: int, out: float,
     few: tuple[int, int] = (64, 2048),
 ) -> float:  # fmt: skip
-    """Return about what share of the pairs is left, from few points, quickly, on any device.
+    """Estimate the share of the pairs that is left, from few points, quickly, on any device.
 
     Tiles are taken to be as wide as cubes that hold a tile's points, and to lie nearer than their points by that
     width. How densely points lie beside a row, and in how many dimensions, is seen from its distances to the nearest of
@@ -64,7 +64,7 @@ def rough_share(
 
 
 def typical_share(problem: Problem, size: int, height: int, out: float) -> float:
-    """Return about what share of the pairs is left, for a price: that of a normal sample of the problem's extent.
+    """Estimate the share of the pairs that is left, for a price: that of a normal sample with the problem's extent.
 
     Let σ be the standard deviation in bandwidths. The farthest of n points is at some (√d + √(2 log n)) σ, which is the
     extent. Where that is far beyond the usual one, either the bandwidth is small or a few points are far out: σ is

@@ -16,7 +16,7 @@ SLACK = 1e-12  # relative rounding of squares of distances, with room
 
 
 def left_out(problem: Problem) -> float:
-    """Return what lists leave out of a row's sum at most, relative to that."""
+    """Return the largest share of a row's sum that lists leave out."""
     return (COARSE + FINE) * TOLERANCES[problem.precision][problem.reduction].absolute
 
 
@@ -25,7 +25,7 @@ class Lists(NamedTuple):
 
     tiles: Any  # (l,), tiles of columns, tile of rows by tile of rows, in order
     ends: Any  # (b + 1,), where those of each begin, and the end
-    floors: Any  # (b,), what the log sums of a tile's rows are at least
+    floors: Any  # (b,), lower bounds on the log sums of each tile's rows
     cuts: Any  # (b,): of its listed tiles, a row may leave out those with no term above exp(cut)
 
 
@@ -36,8 +36,8 @@ def lists(
 
     ``rows`` (m, d) float64 are finite, in an order that keeps neighbours together, ``height`` to a tile. What is far
     from all rows of a group is left out at once; a group has ``together`` rows, a multiple of ``height``, or all. Some
-    hundreds are best. Memory is some 200 bytes for every tile of rows and column tile near its group. ``least``: what
-    rows' log sums are at least, or are to be taken for, where other columns add to them.
+    hundreds are best. Memory is some 200 bytes for every tile of rows and column tile near its group. ``least``: a
+    lower bound on rows' log sums, which other columns may add to.
     """
     xp, allowed = array_namespace(rows), TOLERANCES[problem.precision][problem.reduction].absolute
     blocks = by_tile(rows, height)
@@ -87,9 +87,9 @@ def members(xp: Any, coarse: Any, fine: Tiles) -> tuple[Any, Any]:
 
 
 def _floors(xp: Any, columns: Index, blocks: Any) -> Any:
-    """What the log sums of a tile's rows are at least, (b,), of rows (b, height, d): from tiles, or from coarse ones.
+    """Lower bounds (b,) on the log sums of each tile's rows (b, height, d): from 64 coarse tiles, or fine ones.
 
-    Of 64 coarse tiles near the rows, the fine tiles of the nearest four are looked at. Eight rows have one bound.
+    The coarse tiles are the nearest; the fine ones are those of the nearest four. Eight rows share one bound.
     """
     b, height, d = blocks.shape
     few = 8 if height % 8 == 0 else height
@@ -106,7 +106,7 @@ def _floors(xp: Any, columns: Index, blocks: Any) -> Any:
 
 
 def _log_sums(xp: Any, rows: Any, columns: Tiles, which: Any, there: Any) -> Any:
-    """What log sums of rows (b, p, few, d) over some tiles, (b, k), are at least, (b, p, few); see the package."""
+    """Lower bounds (b, p, few) on log sums of rows (b, p, few, d) over some tiles, (b, k); see the package."""
     d, weight = rows.shape[3], columns.log_weight[which]
     weight = xp.where(there, weight, xp.full_like(weight, -math.inf))[:, None, :]  # (b, 1, k)
     slip, spread = columns.slip[which][:, None, :], columns.square[which][:, None, :]
@@ -144,7 +144,7 @@ def _nearest(xp: Any, rows: Tiles, columns: Tiles) -> Any:
 
 
 def added(xp: Any, problem: Problem, log_weight: float, log_weights: Any, near: Any, floor: Any) -> Any:
-    """What tiles can add, relative to the row's sum, (…, b, k), right below 1; ``log_weight``: that of all columns."""
+    """Upper bounds on tiles' shares of a row's sum, (…, b, k), right below 1; ``log_weight``: of all columns."""
     exponent = 0.5 * near
     logs = (log_weights - floor[..., None]) - exponent
     mass = xp.exp(xp.minimum(logs, xp.zeros_like(logs)))
@@ -157,7 +157,7 @@ def added(xp: Any, problem: Problem, log_weight: float, log_weights: Any, near: 
 
 
 def _reach(xp: Any, log_weight: float, floor: Any) -> Any:
-    """What a shift is at most, (b,), also the shift over all columns where these are a part of them."""
+    """An upper bound on shifts, (b,); it holds for all columns too where these are a part of them."""
     return xp.sqrt(2.0 * xp.maximum(max(log_weight, 0.0) - floor, xp.zeros_like(floor)))
 
 

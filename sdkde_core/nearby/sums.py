@@ -28,7 +28,7 @@ _Tiles: TypeAlias = tuple[list[Any], Any]
 
 @dataclass(eq=False)
 class Neighbours:
-    """Columns for sums that leave out, for each row, what is too far; ``order`` (n,): the columns' order, if known."""
+    """Columns for sums that leave out those too far from each row; ``order`` (n,): the columns' order, if known."""
 
     columns: Columns
     order: Any = None
@@ -273,7 +273,7 @@ class Tree:
         return top, sums
 
     def _floors(self, rows: Array) -> Array:
-        """What the log sums of rows are at least, (b,): the sum over the columns of a few tiles that are nearest."""
+        """Lower bounds on the log sums of rows, (b,): the sums over the columns of the few nearest tiles."""
         (b, d), few, best = rows.shape, 4, np.arange(self.levels[0].log_weight.size)[None, :]
         for k, level in enumerate(self.levels):
             best, there = members(np, best, level) if k else (np.repeat(best, b, axis=0), True)
