@@ -161,17 +161,17 @@ def _some(problem: Problem, state: _State, rows: Array, apart: bool) -> Partial:
     """
     assert state.near is not None
     found = lists(problem, state.near.columns, rows, TILE, 512)
-    parts, again, where = list[Partial](), np.arange(len(rows)), np.arange(len(rows))
+    parts, inexact, where = list[Partial](), np.arange(len(rows)), np.arange(len(rows))
     if takes_leaves(problem):
-        some, again = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
+        some, inexact = sum_leaves(problem, state.near, state.columns, state.log_weights, rows, found)
         if apart:
-            low = some.log_sum[again] < LN2 * (state.near.peak + 10.0)  # over some thousand columns at most
-            some.log_sum[again[low]] = -math.inf
-            again = again[~low]
+            low = some.log_sum[inexact] < LN2 * (state.near.peak + 10.0)  # over some thousand columns at most
+            some.log_sum[inexact[low]] = -math.inf
+            inexact = inexact[~low]
         parts.append(some)
-        where[again] = len(rows) + np.arange(len(again))
-    for b in np.unique(again // TILE):
-        here, tiles = again[again // TILE == b], found.tiles[found.ends[b] : found.ends[b + 1]]
+        where[inexact] = len(rows) + np.arange(len(inexact))
+    for b in np.unique(inexact // TILE):
+        here, tiles = inexact[inexact // TILE == b], found.tiles[found.ends[b] : found.ends[b + 1]]
         parts.append(_reduce(problem, state, rows[here], tiles, float(found.cuts[b])))
     return each(concatenate(parts), lambda x: x[where])
 

@@ -115,10 +115,10 @@ def sum_leaves(
     across = np.repeat(across, TILE)[:m]
     shift = shifts / (UNIT * total[:, None]) if mean else None
     errors = leaf_errors(problem, log_sum, total, square, fourth, shift, across, near.tie, near.span)
-    again = np.flatnonzero(~((log_sum >= LN2 * (near.peak - 60.0)) & (errors <= 1.0)))  # below terms may be lost
+    inexact = np.flatnonzero(~((log_sum >= LN2 * (near.peak - 60.0)) & (errors <= 1.0)))  # below terms may be lost
     if problem.reduction is Reduction.LAPLACE:
-        return exponents.laplace(d, total, -LN2 * moments[:, 0], LN2 * near.peak), again
-    return Partial(log_sum, shift=shift), again
+        return exponents.laplace(d, total, -LN2 * moments[:, 0], LN2 * near.peak), inexact
+    return Partial(log_sum, shift=shift), inexact
 
 
 def prepare_groups(groups: Sequence[Columns]) -> tuple[Array, ...]:

@@ -283,8 +283,8 @@ class Tree:
                 best = np.take_along_axis(best, np.argpartition(-worth, few, axis=1)[:, :few], axis=1)
         points, log_weights = self.columns
         best = np.sort(best, axis=1)
-        again = np.pad(best[:, 1:] == best[:, :-1], ((0, 0), (1, 0)))
-        terms = np.where(again[:, :, None], -np.inf, log_weights[best])
+        repeated = np.pad(best[:, 1:] == best[:, :-1], ((0, 0), (1, 0)))
+        terms = np.where(repeated[:, :, None], -np.inf, log_weights[best])
         terms -= 0.5 * sum((x[best] - rows[:, a, None, None]) ** 2 for a, x in enumerate(points))
         top: Array = np.maximum(terms.max(axis=(1, 2)), -1e300)
         return top + np.log(np.exp(terms - top[:, None, None]).sum(axis=(1, 2)))
