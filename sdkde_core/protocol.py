@@ -400,20 +400,20 @@ class CriteriaBackend(Backend, TypingProtocol):
     """
 
     def ordered(self, x: Any, taken: Any, places: Any, common: bool) -> tuple[Any, Any, Any]:
-        """Return n samples in spreads, their equal weights, and what their columns are like, (11, d), or more rows.
+        """Return n samples in spreads, their equal weights, and statistics of their columns, (11, d), or more rows.
 
-        These are new tensors on the device, float64, in one piece; the host is not to wait for them. Launches may be
-        kept, and launched again for another x: none may depend on its values.
+        These are new tensors on the device, float64, contiguous; the host must not wait for them. Launches may be kept,
+        and launched again for another x: none may depend on its values.
 
         The samples are those at the places ``taken`` (n,) of columns x (d, m), less each column's median, over the
-        spread of all of it. That is its standard deviation or its quartiles' distance over 1.34, where that is less,
-        but more than 10⁻¹² of the first; for ``common`` the columns' geometric mean. In order of the first column, and
-        of the second where that is equal, the k-th sample becomes row ``places_k``.
+        spread of the whole column. The spread is the standard deviation, or the interquartile range over 1.34 where
+        that is less, but more than 10⁻¹² of the deviation; for ``common`` the columns' geometric mean. In order of the
+        first column, and of the second where the first is equal, the k-th sample becomes row ``places_k``.
 
-        Of each column the third result has the standard deviation; the quartiles, as NumPy has them; the least and the
-        largest value; the first one. Of the n samples it has the least and the largest value; how many values have a
-        next larger one, between 10⁻¹² and 1 / (100 n + 1000) of the column's range away; how many are equal to an
-        earlier one; and, of the first column, how many are so with the second one's.
+        The third result has for each whole column the standard deviation; the quartiles, as NumPy has them; the least,
+        the largest and the first value. For the n samples it has each column's least and largest value; the number of
+        values whose next larger one is between 10⁻¹² and 1 / (100 n + 1000) of the column's range away; the number of
+        values equal to an earlier one; and the number of samples equal to an earlier one in the first two columns.
         """
 
     def shaped(
@@ -423,14 +423,14 @@ class CriteriaBackend(Backend, TypingProtocol):
         """Find a bandwidth's shape, and return samples in its units (m, d), and what it is (2 + d²,).
 
         These are new tensors, and launches may be kept, as with :meth:`ordered`. The second one has 0 where there is
-        no shape, 1 for a scale per column, 2 for the samples' correlation, 3 for a matrix; the median log of how many
-        times as likely it makes a left-out sample; and W, row by row: a row of the first is W u_i. Any W serves whose
-        (WᵀW)⁻¹ is the shape; without one it is the identity.
+        no shape, 1 for a scale per column, 2 for the samples' correlation, 3 for a matrix; the median log of the factor
+        by which a left-out sample is likelier; and W, row by row: a row of the first tensor is W u_i. Any W serves
+        whose (WᵀW)⁻¹ is the shape; without a shape it is the identity.
 
-        It is what :func:`sdkde_core.bandwidth.shapes.find_shape` finds by the first n samples, at most 512, in at most
-        64 dimensions, and by the covariance of all. Kernels begin with one ``scale``. Steps of EM to one scale are
-        ``first`` times as long, and those from there ``lengths``; ``least`` is its ``LEAST``. The correlation is looked
-        at where −½ log of its determinant is above ``chance``, a matrix only if ``full``, both only if ``mixed``.
+        The shape is that of :func:`sdkde_core.bandwidth.shapes.find_shape` for the first n samples, at most 512, in at
+        most 64 dimensions, and the covariance of all. Kernels begin with one ``scale``. EM's steps to one scale are
+        lengthened by ``first``, later ones by ``lengths``; ``least`` is its ``LEAST``. The correlation is tried where
+        −½ log of its determinant is above ``chance``, a matrix only if ``full``, both only if ``mixed``.
         """
 
     def left_out(self, u: Any, weights: Any, bandwidths: Sequence[float], method: str, looked: Any = None) -> Any:
@@ -472,14 +472,14 @@ class CriteriaBackend(Backend, TypingProtocol):
         self, every: Any, std: Any, index: Any, bandwidths: tuple[float, float], steps: range, top: int, splits: int,
         criterion: int, method: str, score: float | None, some: Any = None,
     ) -> Any:  # fmt: skip
-        """Return what :class:`sdkde_core.bandwidth.line.Looks` asks about one column, float64, one after another.
+        """Return all numbers for :class:`sdkde_core.bandwidth.line.Looks` on one column, float64, one after another.
 
-        ``every`` has all its samples in order, ``std`` their standard deviation, ``some`` (n,) those that are looked
-        at, if these are not all. Equal ones are in one of ``splits``, at most 8, folds that are left out: of k values
-        the i-th is in that of the i-th number below k in the permutation ``index`` (n,), modulo ``splits``. A step k
-        has the bandwidth h e^(g (k − steps[0])), for ``bandwidths`` h, in spreads, and g. ``criterion``: 0 power, 1
-        least squares, 2 likelihood. ``score``: the score's bandwidth, in bandwidths, for the step "moments", or None
-        for half a step.
+        ``every`` has all samples in order, ``std`` their standard deviation, ``some`` (n,) the samples to evaluate, if
+        these are not all. There are ``splits`` folds to leave out, at most 8, and equal samples share one: the i-th of
+        k distinct values is in the fold of the i-th number below k in the permutation ``index`` (n,), modulo
+        ``splits``. A step k has the bandwidth h e^(g (k − steps[0])), for ``bandwidths`` h, in spreads, and g.
+        ``criterion``: 0 power, 1 least squares, 2 likelihood. ``score``: the score's bandwidth, in bandwidths, for the
+        step "moments", or None for a step of ½.
 
         * The middle step of the five that follow, and the pilots': three numbers, arbitrary where there are none.
         * Nine numbers: the lowest and the highest sample, the standard deviation, the lower quartile, and how far the

@@ -20,7 +20,7 @@ from ..engine.products import product
 from . import shapes
 from .device_line import DeviceLine
 from .line import STEP
-from .normal import normal_reference, widest
+from .normal import reference
 from .pairs import Left, Pairs
 from .sample import SEED, Sample, drawn, most_of, spread_of
 
@@ -161,8 +161,7 @@ def thirds(steps: NDArray[np.intp]) -> NDArray[np.intp]:
 
 def bandwidths_of(steps: NDArray[np.intp], method: str, d: int, weights: Array) -> list[float]:
     """The steps' bandwidths in spreads, for samples with these weights."""
-    asked = method, d, 1.0 / float(weights @ weights)
-    unit = normal_reference(*asked) * widest(*asked)
+    unit = reference(method, 1.0 / float(weights @ weights), d)
     return [unit * math.exp(STEP * step) for step in steps.tolist()]
 
 

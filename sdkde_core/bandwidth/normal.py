@@ -43,9 +43,9 @@ def widest(method: str, d: int, n: float) -> float:
     return float(over[np.argmin(error)])
 
 
-def reference(method: str, n: float) -> float:
-    """The best bandwidth for n standard normal samples of one column."""
-    return normal_reference(method, 1, n) * widest(method, 1, n)
+def reference(method: str, n: float, d: int = 1) -> float:
+    """The best bandwidth for n standard normal samples."""
+    return normal_reference(method, d, n) * widest(method, d, n)
 
 
 def roughness(method: str, d: int, step: float = 0.5, score: float = 1.0) -> float:
