@@ -6,11 +6,11 @@ import math
 
 from sdkde_core.protocol import Problem, Reduction, Support
 
-#: MEAN scales φ by two to this: φ ≤ 1 then uses the range of half precision, nearly all of it at "high".
+#: MEAN scales φ by two to this power: φ ≤ 1 then uses the range of half precision, nearly all of it at "high".
 SCALE_BITS = {"fast": 14, "high": 15}
 
-#: LOG_SUM does by two to this: with φ from 2⁻²²² on, most rows need no running maximum. At "high" exponents stay below
-#: 64, and a product that is added to such an exponent changes it by a rounding error of 2⁻¹⁸ at most.
+#: LOG_SUM scales φ by two to this power: with φ from 2⁻²²² on, most rows need no running maximum. At "high" exponents
+#: stay below 64: adding a product to one rounds it by 2⁻¹⁸ at most.
 RAISED_BITS = {"fast": 96, "high": 63}
 
 
@@ -69,12 +69,12 @@ def supports(problem: Problem) -> Support:
     if problem.extent > (limit := extent_limit(problem)):
         return Support(False, f"its formula holds up to {limit:.1f} bandwidths, not {problem.extent:g}")
     both = mean and symmetric(problem)
-    # To deal out blocks of pairs takes the host 5 ms: with rows four cards are faster up to some 200,000 points.
+    # Dealing out blocks of pairs takes the host 5 ms: up to some 200,000 points four cards are faster by rows.
     if "pairs" in problem.requires and (not both or problem.n < 3 << 16):
         return Support(False, "takes each pair once in up to 16 dimensions, without weights, of many points")
     return Support(True, "every φ once, for its row and its column" if both else "every φ once, for its row")
 
 
 def symmetric(problem: Problem) -> bool:
-    """Whether MEAN takes φ once for its row and its column: all are both, sums of both fit, and are scaled alike."""
+    """Whether MEAN takes φ once for its row and its column: all points are both, and sums fit, scaled alike."""
     return problem.same and problem.m == problem.n and problem.d <= 16 and "weights" not in problem.requires

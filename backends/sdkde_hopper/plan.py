@@ -1,11 +1,11 @@
-"""Which program of the symmetric kernel does what, and where the partial sums of a row are.
+"""The work of each program of the symmetric kernel, and the places of each row's partial sums.
 
-The points are cut into blocks of :data:`ROWS` rows, and into supers of :data:`COLUMNS` columns, of which each is the
-columns of one program at a time. Super s meets its own blocks with every φ computed, and those of the supers after it,
+The points are cut into blocks of :data:`ROWS` rows, and into supers of :data:`COLUMNS` columns; a program has the
+columns of one super at a time. Super s meets its own blocks with every φ computed, and those of the supers after it,
 half way round the circle, with every φ used twice. The programs run these units in the order of their columns, cut so
-that all of them take equally long.
+that all programs take equally long.
 
-Partial sums take 20 to 30 KB a unit: so with many points supers come some at a time, launch by launch.
+Partial sums take 20 to 30 KB a unit: so with many points each launch has some of the supers.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MEAN_SHARED = {("fast", 8): 149608, ("fast", 16): 178280, ("high", 8): 163944, (
 #: Dimensions that the other kernels are compiled for; points of fewer are filled up with zeros.
 WIDTHS = (16, 32, 48, 64)
 
-#: Tiles of columns that a program of ``log_sum`` sums in fp32, at most: beside duplicates every addition rounds alike.
+#: The most tiles of columns that a program of ``log_sum`` sums in fp32: beside duplicates all additions round alike.
 LONGEST = {"fast": 1024, "high": 32}
 
-#: Units of a launch, at most; of more than a million points four times as many for four times the points, as every
-#: launch adds up what there is so far: four million take 6.5 s for 7.4.
+#: The most units of a launch; beyond a million points they grow with the points, as every launch adds up all sums so
+#: far: four million points take 6.5 s instead of 7.4.
 MOST_UNITS = 16384
 
 Ints = NDArray[np.integer]
@@ -55,14 +55,14 @@ class Tables:
     units: Ints  # (k, 4), {block, super, flags, slot}: see ``device/mean.cu``
     begins: Ints  # (programs + 1,), each program's first unit
     slots: int  # of columns' partial sums
-    # (blocks + 1,), where the units of each block begin among all, in a fixed order; (supers + 1,), likewise slots.
+    # Of blocks (blocks + 1,), where each one's units begin, and these units; of supers likewise, with slots.
     lists: tuple[Ints, Ints, Ints, Ints]
 
 
 def launches(supers: int, programs: int, kind: Kind = ("fast", 16)) -> list[tuple[int, Tables]]:
-    """Return how the units of so many supers are dealt out to programs of ``mean_symmetric``.
+    """Deal the units of all ``supers`` out to launches, and to programs of ``mean_symmetric``.
 
-    By launches: each one's first super, and what it does.
+    Return for each launch its first super and its tables.
     """
     half = supers // 2
     most = MOST_UNITS * max(1, supers // 1024) // (COLUMNS // ROWS * (half + 1))  # supers of a launch
@@ -71,7 +71,7 @@ def launches(supers: int, programs: int, kind: Kind = ("fast", 16)) -> list[tupl
         size = -(-(stop - start) // -(-(stop - start) // max(1, most)))
         for first in range(start, stop, size):
             count = min(size, stop - first)
-            # Of an even number of supers those of the first half meet the one that is opposite.
+            # If the number of supers is even, those of the first half also meet the opposite one.
             longer = min(count, max(0, half - first)) if supers % 2 == 0 else 0
             found.append((first, _tables(supers, count, longer, programs, kind)))
     return found
@@ -91,18 +91,18 @@ def _tables(supers: int, count: int, longer: int, programs: int, kind: Kind) -> 
 
 @functools.lru_cache(maxsize=64)
 def rectangle(blocks: int, supers: int, programs: int, kind: Kind = ("fast", 16)) -> Tables:
-    """Plan all of some blocks of rows with all of some supers of columns that are others, every φ used twice."""
+    """Plan blocks of rows against supers of other points' columns, every φ used twice."""
     own = np.repeat(np.arange(supers), blocks)
     block = np.tile(np.arange(blocks), supers)
     return _deal(block, own, np.ones(len(own), np.int64), blocks, supers, programs, kind)
 
 
 def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, programs: int, kind: Kind) -> Tables:
-    """Deal out groups of a block and a super, in the order of the supers ``own``, to programs by what they take."""
-    quarters = TILES // 4  # what a group is cut into
+    """Deal out groups of a block and a super, in the order of the supers ``own``, to programs, by their cost."""
+    quarters = TILES // 4  # the parts that a group may be cut into
     first = np.flatnonzero(np.diff(own)) + 1  # with the next super
-    # What a tile whose φ is used once takes, and the beginning of a unit, in tiles whose φ is used twice, as measured;
-    # new columns take 2.5.
+    # Measured costs, in tiles whose φ is used twice: of a tile whose φ is used once, and of the beginning of a unit.
+    # New columns cost 2.5.
     dense, unit = {("fast", 8): (0.75, 1.0), ("fast", 16): (0.63, 0.69)}.get(kind, (0.78, 0.7))
     cost = np.repeat(np.where(symmetric, 4.0, 4.0 * dense) + unit / quarters, quarters)
     cost[first * quarters] += 2.5
@@ -145,7 +145,7 @@ REGISTERS = {2: 240, 3: 160, 4: 112}
 
 
 def warpgroups(width: int, precision: str, mean: bool = True) -> int:
-    """Return how many groups of 64 rows a program of ``mean_dense``, else of ``log_sum``, has registers for."""
+    """Return the groups of 64 rows that a program of ``mean_dense`` (else of ``log_sum``) has registers for."""
     if mean and precision == "high":
         return {16: 4, 32: 3}.get(width, 2)
     return 3 if width > 32 and (mean or precision == "high") else 4
@@ -157,23 +157,23 @@ def point_bytes(width: int, precision: str) -> int:
 
 
 def ring(width: int, precision: str, mean: bool, weighted: bool = False) -> Ring:
-    """Return what a program of ``mean_dense`` or ``log_sum`` holds: with weights MEAN has two copies of a tile."""
+    """Return the ring of a program of ``mean_dense`` or ``log_sum``; with weights MEAN has two copies of a tile."""
     tile = 64 * point_bytes(width, precision) * (1 + (mean and weighted)) + 256 * (not mean)
     stages = min(8, 196_608 // tile) if mean else min(12, 131_072 // tile)
     return Ring(stages, stages * (tile + 16) + 8 * (not mean))
 
 
 def parts(blocks: int, tiles: int, programs: int) -> tuple[int, int]:
-    """Return into how many parts the columns are cut where every φ is for its row alone, and the tiles of each.
+    """Return the number of parts of the columns, where every φ is for its row alone, and the tiles of a part.
 
-    A program has a multiprocessor to itself, and there are not many more than run at a time, as every part has partial
-    sums. It begins and ends in the time of about two tiles.
+    A program has a multiprocessor to itself, and few programs wait for one, as every part has partial sums. A program
+    begins and ends in the time of about two tiles.
     """
     most = max(1, min(tiles // 8, -(-8 * programs // blocks)))
     return grids.parts(blocks, tiles, programs, most, begins=2, together=math.inf)
 
 
 def _lists(keys: Ints, values: Ints, size: int) -> tuple[Ints, Ints]:
-    """The values of every key, in their order: where each key's begin, and all of them."""
+    """Group values by key, in their order: where each key's values begin, and all values."""
     begins = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=size))])
     return begins.astype(np.int32), values[np.argsort(keys, kind="stable")].astype(np.int32)

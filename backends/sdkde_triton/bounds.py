@@ -14,7 +14,7 @@ MOST_SPAN = 2000.0
 
 SQRT_LOG2E = math.sqrt(math.log2(math.e))
 
-#: Extent up to which float64 does: √(log2 e) u is rounded, by 2⁻⁵³ R, and with it the shift of a row beside a point
+#: Extent up to which float64 suffices: √(log2 e) u is rounded by 2⁻⁵³ R, and so is the shift of a row beside a point
 #: that far out.
 MOST_EXTENT = 1e10
 
@@ -32,15 +32,15 @@ class Form:
 
 
 def anchored(problem: Problem) -> bool:
-    """Whether every row of MEAN has a term of 1, its own: it is one of columns without weights."""
+    """Whether every row of MEAN has a term of 1, its own: rows are the columns, without weights."""
     return problem.reduction is Reduction.MEAN and problem.same and "weights" not in problem.requires
 
 
 def shifts_rows(problem: Problem) -> bool:
     """Whether φ enters a product only after the rows' log sums: the terms that matter to a row may have any size.
 
-    Not where the row is a column with a weight at most e^MOST_NATS below the largest. Then nothing matters that is more
-    than √(2 (MOST_NATS + log n)) bandwidths away, and sums of the kind of "high" hold terms of all sizes.
+    Not where the row is a column with a weight at most e^MOST_NATS below the largest. Then no column matters that is
+    more than √(2 (MOST_NATS + log n)) bandwidths away, and sums as at "high" hold terms of all sizes.
     """
     own = problem.same and problem.d <= 64 and problem.weight_span <= MOST_NATS
     return problem.reduction is Reduction.MEAN and not (own or anchored(problem))
@@ -83,7 +83,7 @@ def formula(problem: Problem, extent: float, log_weight_span: float = 0.0, liste
 
 
 def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) -> str:
-    """Return in what direct differences are taken: ``"float32"``, ``"doubled"`` (two of them) or ``"float64"``.
+    """Return the arithmetic of direct differences: ``"float32"``, ``"doubled"`` (pairs of float32) or ``"float64"``.
 
     A shift between two columns at distance D that matter equally to a row far from both is off by D/4 times an error of
     the exponent, and fp32 rounds an exponent of 300 by 2e-5: such rows need float64.
@@ -102,7 +102,7 @@ def arithmetic(problem: Problem, extent: float, log_weight_span: float = 0.0) ->
 
 
 def steps_at_most(problem: Problem, extent: float, packed: bool = True) -> int:
-    """Return how many steps of columns one program may sum, as fp32 rounds its sums at each.
+    """Return the most steps of columns that one program may sum, as fp32 rounds its sums at each.
 
     Steps round by 2⁻²⁵ of a sum at most, and all alike where columns are duplicates of one another: 512 move a log sum
     by 1.5e-5. Packed coordinates count from the origin, so what Σ φ v loses is R times as much, R the extent: 64 steps

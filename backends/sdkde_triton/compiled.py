@@ -66,14 +66,14 @@ def hash_of_triton() -> str:
     return str(made())
 
 
-#: Once, not in every thread. Where a GPU is in use it begins now.
+#: Hashed once, not in every thread; if a GPU is in use the hashing begins now.
 _hash = functools.cache(lambda: _pool.submit(hash_of_triton))
 if not INTERPRETED and torch.cuda.is_initialized():
     _hash()
 
 
 def no_compiler() -> str:
-    """Why Triton cannot build the small library in C that launches kernels, and what to do; empty where it can."""
+    """Return why Triton cannot build its small C library that launches kernels, and the remedy; "" if it can."""
     has_one = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     elsewhere = not sys.platform.startswith("linux") or knobs.build.impl is not None
     if has_one or elsewhere or any(Path(knobs.cache.dir).glob("*/cuda_utils*")):  # compiled once, and kept
@@ -96,18 +96,18 @@ class _Here(threading.local):
 
 _here = _Here()
 
-#: Of kernels without launch parameters to choose.
+#: The configuration of kernels without tunable launch parameters.
 _WARPS = Config(1, 1, 4, 1)
 
 
 class _Bits(int):
-    """The bits of a number that varies."""
+    """The bits of a :class:`.launches.Varying` number."""
 
     of: launches.Varying
 
 
 def bits(x: float) -> int:
-    """Return a number's bits, as Triton passes floats in 32; of 0 those of −0, as small integers go in 32 too."""
+    """Return a number's 64 bits as an integer, as Triton passes floats in 32; for 0 those of −0, a large integer."""
     found: int = struct.unpack("q", struct.pack("d", x or -0.0))[0]
     if isinstance(x, launches.Varying):
         found = _Bits(found)
@@ -117,9 +117,9 @@ def bits(x: float) -> int:
 
 @dataclass(eq=False)
 class Launch:
-    """A kernel with all but its pointers, and its compiled code: what launches of one shape have in common.
+    """A kernel with all arguments but its pointers, and its compiled code: shared by launches of one shape.
 
-    Triton looks at every argument of every launch to find the code, which takes longer than a small problem's kernels.
+    Triton itself inspects every argument of every launch, which takes longer than a small problem's kernels.
     """
 
     kernel: Any  # its arguments are pointers, numbers, and compile-time parameters
@@ -161,7 +161,7 @@ class _Listed:
         self._code, self._grid, self._arguments = code, grid, arguments
 
     def note(self, pointers: int) -> None:
-        """Tell of it, and of its first arguments and those that vary."""
+        """Record the launch, with its pointers, which come first, and its varying numbers."""
         given = list(self._arguments)
         self._placed = [k for k, x in enumerate(given) if k < pointers or isinstance(x, _Bits)]
         launches.note(self, [given[k].of if isinstance(given[k], _Bits) else given[k] for k in self._placed])
@@ -195,10 +195,10 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], flags: tuple[Any, ...], co
         return None
     try:
         found = begun.result()
-        found._init_handles()  # loads it, which tells its registers
+        found._init_handles()  # loads the code: then its registers are known
         return found
     except BaseException as error:
-        _compiled.pop(key, None)  # another time it may work
+        _compiled.pop(key, None)  # the next try may work
         query, tried = _here.tuned.pop(config, (None, None))
         if query is None or not isinstance(error, TritonError) or tried.rung == "forced":
             raise
@@ -235,7 +235,7 @@ def card(device: torch.device) -> grids.Card:
 
 
 def configuration(kernel: str, problem: Problem, columns: int, processor: grids.Card, pieces: int = 2) -> Config:
-    """Return the tuned launch parameters of a kernel, or the default where none that suit it are known."""
+    """Return a kernel's tuned launch parameters, or the defaults where no suitable ones are stored."""
     query, asked = _question(kernel, problem, columns, pieces, processor)
     found = tuned(query, asked, lambda x: fits(kernel, Config.of(x), columns, processor.capability, pieces))
     if found is None:

@@ -101,9 +101,9 @@ def weigh_kernel(given, logs, slots, n, first, BLOCK: tl.constexpr):
 
 
 def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weights: Any = None) -> Whitened | None:
-    """See :class:`sdkde_core.protocol.LineBackend`; of so many numbers that two launches matter little, None."""
+    """See :class:`sdkde_core.protocol.LineBackend`; None for so many numbers that two launches matter little."""
     first, second = given[0], given[-1]
-    many = weights is not None and first.shape[0] > 1 << 20  # which one program reads
+    many = weights is not None and first.shape[0] > 1 << 20  # one program reads all weights
     if many or first.shape[1] > 128 or sum(x.numel() for x in given) > 1 << 23:
         return None
     (n, d), m, device = first.shape, second.shape[0] if len(given) > 1 else 0, first.device
