@@ -1,4 +1,4 @@
-"""Of the Laplace estimate: its gradient, and how much of it is below zero.
+"""The Laplace estimate's gradient, and its negative mass.
 
 With K = 1 + d/2 − ½ r² the estimate is L = Σ_j w_j φ_j K_j. Its derivative by the row u is Σ_j w_j φ_j (u_j − u)
 (K_j + 1), as that of φ_j is φ_j (u_j − u), and that of K_j is u_j − u. No backend has this sum, which is seldom asked

@@ -47,11 +47,11 @@ def warm_up(device: str | tuple[str, ...] | None) -> dict[str, dict[str, float]]
 
 
 def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem, ...]]]:
-    """The estimates that a backend is warmed up by, each with its passes: those of the common ones it takes."""
+    """The common estimates that a backend can compute, with their passes: it is warmed up by these."""
     n, m = (64, 8) if device == "cpu" else (4096, 512)  # on a device launch parameters go by the size
     found = []
     for d, dtype, method in itertools.product((1, 2, 3, 16), ("float32", "float64"), METHODS):
-        bandwidth = "silverman" if device == "cpu" else "auto"  # which has kernels of its own on a device
+        bandwidth = "silverman" if device == "cpu" else "auto"  # "auto" has kernels of its own on a device
         request = Request(Goal.DENSITY, method, bandwidth, backend=info.name, device=device)
         problems = request.problems(m, n, d, typical_extent(n, d), frozenset(), dtype, device)
         if judge(info, problems, device, None, None).ok:
@@ -60,7 +60,7 @@ def common(info: BackendInfo, device: str) -> list[tuple[Request, tuple[Problem,
 
 
 def _places(infos: Sequence[BackendInfo], device: str | tuple[str, ...] | None) -> Sequence[str]:
-    """The devices to warm up, by the names under which they are chosen."""
+    """The devices to warm up, by the names that :func:`.select.choose` uses."""
     if isinstance(device, tuple):
         return device
     if device is not None:

@@ -21,8 +21,8 @@ from ..protocol import Partial
 class Task(NamedTuple):
     rows: Range
     columns: Range
-    # "pairs": both are near points, and the sums of the columns over the rows are a second result. "apart": what blocks
-    # of pairs leave out, as of PackedColumns.reduce_apart. In both kinds the near points have the first numbers.
+    # "pairs": rows and columns are near points, and the columns' sums over the rows are a second result. "apart": sums
+    # with outliers, see PackedColumns.reduce_apart. In both kinds near points are numbered first.
     kind: str = "rows"
 
     @property
@@ -41,7 +41,7 @@ def cut(length: int, width: int) -> list[Range]:
 
 
 def shares(m: int, parts: int) -> list[Range]:
-    """Return up to ``parts`` ranges of m rows, as even as multiples of 1024 are."""
+    """Return up to ``parts`` ranges of m rows, as even as multiples of 1024 can be."""
     quanta = -(-m // 1024)
     ends = [min(m, 1024 * (quanta * k // parts)) for k in range(parts + 1)]
     return [(start, stop) for start, stop in pairwise(ends) if stop > start]
@@ -50,9 +50,9 @@ def shares(m: int, parts: int) -> list[Range]:
 def tasks_of(packed: PackedColumns, parts: int, some: Range | None = None) -> list[Task]:
     """Return the tasks whose rows are the points, or a range of them, for several devices or processes.
 
-    With four blocks of points there are six tasks and four of half the size: as much for each of two or four devices.
-    For others, and where a task takes long, there are eight blocks, and sixteen of many points, as memory for the
-    partial sums goes by the size of a block.
+    Four blocks of points make six tasks and four of half the size: equal work for each of two or four devices. For
+    other numbers of devices, and where a task takes long, there are eight blocks; for many points sixteen, as the
+    memory for partial sums is in proportion to a block.
     """
     n = packed.n
     if some is not None or not packed.takes_pairs:
@@ -67,7 +67,7 @@ def tasks_of(packed: PackedColumns, parts: int, some: Range | None = None) -> li
 
 
 def run(packed: PackedColumns, task: Task) -> tuple[Sequence[Partial], int]:
-    """Return the results of a task, one or two, and how many outliers were summed apart."""
+    """Return the one or two results of a task, and the number of outliers that were summed apart."""
     if task.kind == "pairs":
         return packed.reduce_pairs(task.rows, task.columns), packed.far.n
     if task.kind == "apart":
@@ -83,7 +83,7 @@ def joined(packed: PackedColumns, tasks: Sequence[Task], results: Sequence[Seque
         for here, there, side in zip(task.results, (task.columns, task.rows), sides):
             found.setdefault(here, {}).setdefault(there, side)
     parts = [[found[here][there] for there in sorted(found[here])] for here in sorted(found)]
-    # Blocks of few numbers four at a time: merging one takes the host longer than the device.
+    # Small blocks are merged four at a time, as merging one takes the host longer than the device.
     few = tasks[0].kind != "rows" and packed.n * parts[0][0].shift.shape[1] <= 1 << 22
     together = groupby(enumerate(parts), key=lambda x: (x[0] // (4 if few else 1), len(x[1])))
     whole = concatenate([merge(list(map(concatenate, zip(*(x for _, x in some))))) for _, some in together])
@@ -91,7 +91,7 @@ def joined(packed: PackedColumns, tasks: Sequence[Task], results: Sequence[Seque
 
 
 def dealt(tasks: Sequence[Task], parts: int) -> list[list[int]]:
-    """Deal tasks out evenly, by number: the largest task first, to whoever has least work."""
+    """Deal tasks' numbers out evenly: the largest task first, to the part with the least work."""
     mine: list[list[int]] = [[] for _ in range(parts)]
     loads = [0.0] * parts
     for i in sorted(range(len(tasks)), key=lambda i: -tasks[i].work):
