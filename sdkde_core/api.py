@@ -71,16 +71,16 @@ def estimate(
     step : None, float or "moments"
         The multiple of H ∇log p̂ by which samples move (sdkde). ``"moments"``: the multiple, from ½ to 1.2, that gives
         the estimate the samples' total variance, in bandwidths (``docs/mathematics.md``). None: ½, as in the paper;
-        with ``bandwidth="auto"`` ``"moments"``. In one dimension ``"auto"`` takes ½ for fewer than 100 samples, and for
+        if ``bandwidth="auto"``, ``"moments"``. In one dimension ``"auto"`` takes ½ for fewer than 100 samples, and for
         coarsely rounded samples a number that also removes the variance that rounding added.
     score_bandwidth : None or float
         The score's bandwidth (sdkde), as a multiple c of the bandwidth. For another c than 1 ``"moments"`` is a step
         from 0 to 1.2 c². None: 1, as in the paper; with ``bandwidth="auto"`` and ``step=None`` 1.4 in one dimension
         (for 100 samples or more) and in three to five, 2 in more.
     adaptive : None or float
-        The exponent α of kernel widths (p̂(x_i) / g)^−α, in bandwidths: kernels are wide where samples are rare
+        The exponent α of kernel widths λ_i = (p̂(x_i) / g)^−α, in bandwidths: wide where samples are rare
         (Abramson's α is ½). p̂ is a KDE, at the score's bandwidth, g its geometric mean over the samples. Widths are
-        powers of √2 from ⅛ to 8. For sdkde squared widths multiply ``step`` (None: ½ − α). Not for laplace or autograd.
+        powers of √2 from ⅛ to 8. For sdkde a sample moves by λ_i² ``step`` (None: ½ − α). Not for laplace or autograd.
     tails : None, "guard", "plain" or float
         The share of the weight (``"guard"``: 0.02) in a second group of kernels, four times as wide, at the samples;
         at most 4,096 samples have one, which is wider if there are more. For sdkde and kde. None: 0 (``"plain"``); with
@@ -88,9 +88,9 @@ def estimate(
     bandwidth : str, float, (d,) or (d, d) array_like, or Bandwidth
         A number h or one h_j per dimension, in the data's units; a matrix H in squared units (a covariance); or a rule.
         ``"auto"`` chooses from the data for the method, per dimension or a matrix, see :func:`select_bandwidth`;
-        ``"lscv"`` and ``"lcv"`` by the minimum of cross-validation, per dimension. Formulas: ``"normal-reference"``,
-        the method's own, ``"silverman"``, ``"sdkde"`` (per dimension); ``"isj"``, improved Sheather–Jones, for kde (per
-        dimension); ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as in
+        ``"lscv"`` and ``"lcv"`` by the minimum of cross-validation, per dimension. Formulas: ``"normal-reference"``
+        (the method's own), ``"silverman"``, ``"sdkde"`` and, for kde, ``"isj"`` (improved Sheather–Jones), all per
+        dimension; ``"silverman-iso"``; ``"scott"`` and ``"silverman-full"`` (a multiple of the covariance, as in
         SciPy). ``docs/bandwidths.md`` compares them.
     coordinates : None, str, sequence, dict or object
         Monotone maps z = T(x) of columns: p̂(x) is the density estimated in z, times Π T′(x). ``"identity"``,
@@ -99,7 +99,7 @@ def estimate(
         a dict by number or by name for some; or an object with ``forward``, ``inverse`` and ``log_jacobian``, see
         ``docs/coordinates.md``. The bandwidth is in z. Where T is not defined the density is 0, and its gradient NaN.
         Derivatives are by the query only, and all samples must fit in memory. None: ``"identity"``; with
-        ``method="stacked"`` the maps that make left-out samples likeliest.
+        ``method="stacked"`` the maps that left-out samples favour.
     support : sequence or dict, optional
         The ends of each column: None, ``(low, high)`` with None for an open end, or ``("circular", period)``; a dict
         by number or by name for some. The density is 0 outside, integrates to 1 between the ends, and does not sag
@@ -135,8 +135,8 @@ def estimate(
     device : {None, "cpu", "cuda", "cuda:0", …, "cuda:all"} or sequence of str
         Where to compute. None: the data's device, or a GPU for host data where that is faster, the copy included. If
         it is a GPU, host data of more than 2¹⁸ numbers are copied there before they are validated. Of several GPUs, as
-        in ``["cuda:0", "cuda:1"]``, each takes some of the rows; on any number of GPUs of one model a list gives
-        the same bits.
+        in ``["cuda:0", "cuda:1"]``, each takes some of the rows; the same list gives the same bits, and another
+        number of GPUs may give others, within the precision's bounds.
     check_finite : bool
         Refuse NaN and inf; False skips the check.
     backend_options : mapping, optional
