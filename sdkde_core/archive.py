@@ -109,9 +109,9 @@ def _members(file: IO[bytes]) -> dict[str, Array]:
 def load(path: Path | str) -> Any:
     """Load what ``save`` has written: nothing in the file is executed, and damage is found.
 
-    The numbers are those of what was saved, to the last bit with the same backend and threads. Where that backend or
-    its device is not here, the best one that is takes its place, within the precision's bounds; with one
-    :class:`SdkdeWarning` where the user had named it.
+    With the same backend and threads results are the same to the last bit. Where that backend or its device is not
+    here, the best one here takes its place, within the precision's bounds, with one :class:`SdkdeWarning` if the user
+    had named it.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def load(path: Path | str) -> Any:
     Returns
     -------
     Prepared, KernelDensity or gaussian_kde
-        What was saved.
+        The saved object.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class Bandwidth:
     """A bandwidth for d dimensions; immutable. Make one with :meth:`of`.
 
     ``np.asarray`` gives the numbers that ``bandwidth=`` takes: h (d,), data units, or the matrix H (d, d). A product
-    with a number is the bandwidth that many times as wide: of a matrix, H times its square.
+    with a number c is the bandwidth c times as wide: c h, or c² H.
 
     Parameters
     ----------

@@ -26,13 +26,13 @@ except ImportError as error:
 class ModeClustering(ClusterMixin, BaseEstimator):
     """Clusters by the modes of a density estimate: mean shift, of the Gaussian kernel, for many points.
 
-    The number of clusters is that of the modes. Where points climb to is as for :meth:`Prepared.labels`.
+    There is a cluster for each mode. Points climb as for :meth:`Prepared.labels`.
 
     Parameters
     ----------
     bandwidth : float, str, (d,) or (d, d) array_like, or Bandwidth
-        As for :func:`sdkde_core.estimate`. What estimates a density best, ``"auto"``, may have small modes where a few
-        samples lie apart; a wider one, such as ``1.5 * select_bandwidth(X)``, has fewer.
+        As for :func:`sdkde_core.estimate`. The best bandwidth for the density, ``"auto"``, may have small modes where a
+        few samples lie apart; a wider one, such as ``1.5 * select_bandwidth(X)``, has fewer.
     method : {"sdkde", "kde", "stacked"}
     precision, backend, device
         As for :func:`sdkde_core.estimate`.
