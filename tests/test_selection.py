@@ -331,7 +331,7 @@ def test_a_search_finds_what_a_look_at_every_bandwidth_does(monkeypatch, method,
         for rule in ("auto", "lscv"):
             found = select_bandwidth(x, method=method, rule=rule).selection
             with monkeypatch.context() as patch:
-                patch.setattr("sdkde_core.bandwidth.selection._Looks.closely", lambda self, rule, steps: steps)
+                patch.setattr("sdkde_core.bandwidth.selection._Criteria.closely", lambda self, rule, steps: steps)
                 want = select_bandwidth(x, method=method, rule=rule).selection
             assert found.multiple == pytest.approx(want.multiple, rel=5e-3)
             assert len(found.multiples) <= len(want.multiples)

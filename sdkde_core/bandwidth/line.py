@@ -11,7 +11,7 @@ Gaussian sum of all bins is then a product of spectra, and so are ∫p̂² and �
 
   of Basu, Harris, Hjort and Jones, "Robust and efficient estimation by minimising a density power divergence",
   Biometrika 85 (1998). At β = ¼ the best bandwidth is less noisy than by least squares or by the likelihood.
-* :meth:`Looks.plausible` has the least error if an estimate, the pilot, were the density: its bias by the method, and
+* :meth:`Looks.refined` has the least error if an estimate, the pilot, were the density: its bias by the method, and
   the variance to leading order. That is the smoothed bootstrap of Taylor, "Bootstrap choice of the smoothing parameter
   in kernel density estimation", Biometrika 76 (1989), without a draw.
 
@@ -223,7 +223,7 @@ class Looks:
     def width(self, k: float) -> float:
         return self.unit * math.exp(STEP * k)
 
-    def plausible(self) -> float:
+    def refined(self) -> float:
         """The step with the least expected error; its pilot is found likewise, from the search's best as pilot.
 
         The second time removes half of the noise of left-out samples. It would make Laplace estimates too wide: they

@@ -132,22 +132,22 @@ def _choose(sample: Sample, rule: str, spreads: Array) -> Selection:
     if sample.kernels is not None and sample.on_card is None:
         looked = OnCard(sample, rule, held, looked)
     shape, why = looked.shaped(held) if rule == "auto" and not sample.common else (None, "")
-    steps, few, looks = looked.steps, asked_first(n), _Looks(method, d, weights, looked.left_out(n, method))
+    steps, few, criteria = looked.steps, asked_first(n), _Criteria(method, d, weights, looked.left_out(n, method))
     if steps is None:
         steps = steps_of(rule)
         if few < n:
-            first = _Looks(method, d, looked.shares(few), looked.left_out(few, method))
+            first = _Criteria(method, d, looked.shares(few), looked.left_out(few, method))
             steps = first.narrowed(rule, steps, n)
     if len(steps) >= 10:
-        steps = looks.closely(rule, steps)
-    losses = looks.at(steps)
+        steps = criteria.closely(rule, steps)
+    losses = criteria.at(steps)
     squares, logs = losses.least_squares, losses.likelihood
     if rule == "lscv":
         log_multiple, what = _least(squares, weights, steps), "the minimum of least squares"
     elif rule == "lcv" and logs is not None:
         log_multiple, what = _least(logs, weights, steps), "the maximum of the likelihood"
     else:
-        log_multiple, what = _of_both(losses, weights, steps, looks)
+        log_multiple, what = _of_both(losses, weights, steps, criteria)
     what += f", each of {n} samples left out in turn{why}"
     means = squares @ weights, np.full(len(steps), np.nan) if logs is None else logs @ weights
     return _selected(sample, rule, log_multiple, what, steps, means, used=n, shape=shape, units=units)
@@ -175,7 +175,7 @@ def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float)
     if rule == "lscv":
         what = "the minimum of least squares"
     if rule == "auto":
-        best, what = looks.plausible() + away, "the least expected error, from an estimate that left-out samples chose"
+        best, what = looks.refined() + away, "the least expected error, from an estimate that left-out samples chose"
         # With a few hundred samples this is too wide for some densities, improved Sheather-Jones too narrow for others.
         share = min(0.5, 100.0 / line.n_eff - 0.05) if method == "sdkde" and line.n_eff >= MANY else 0.0
         if share > 0.0 and (h := improved_sheather_jones(*line.samples(), line.n_eff)) is not None:
@@ -279,7 +279,7 @@ def _without_gaps(u: Array, ranges: Array) -> Array:
     return u
 
 
-class _Looks:
+class _Criteria:
     """The criteria of samples with these weights; the terms at every step so far are kept."""
 
     def __init__(self, method: str, d: int, weights: Array, ask: Callable[[list[float]], list[Left]]) -> None:
@@ -363,22 +363,22 @@ def _plausible(loss: Array, weights: Array) -> Array:
     return np.where(mean == 0, 0.0, -2.0 * n_eff * mean**2 / variance)  # minus infinity where all lose the same
 
 
-def _of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp], looks: _Looks) -> tuple[float, str]:
-    """The log multiple that ``"auto"`` takes, and why; ``looks`` evaluates wider bandwidths too."""
+def _of_both(losses: _Losses, weights: Array, steps: NDArray[np.intp], criteria: _Criteria) -> tuple[float, str]:
+    """The log multiple that ``"auto"`` takes, and why; ``criteria`` evaluates wider bandwidths too."""
     squares, logs, carried = losses.least_squares, losses.likelihood, losses.carried_by(weights)
     shares = np.exp(_plausible(squares, weights))
     upper = min(0.0, float(np.interp(0.8, np.cumsum(shares) / shares.sum(), STEP * (steps + 0.5))))
     if logs is None:
-        if carried < min(10, 0.5 / looks.share):
+        if carried < min(10, 0.5 / criteria.share):
             return 0.0, "as a few samples make up all of least squares"
         return upper, "the upper end of what least squares allows"
     # The likelihood takes over where less than a quarter to 0.15 of the samples make up least squares, effectively.
-    share = float(np.clip((carried * looks.share - 0.15) / (0.25 - 0.15), 0.0, 1.0))
+    share = float(np.clip((carried * criteria.share - 0.15) / (0.25 - 0.15), 0.0, 1.0))
     if share == 1.0:
         return upper, "the upper end of what least squares allows"
     if steps[-1] == 0 and np.argmin(logs @ weights) == len(steps) - 1:  # or it is found already
         beyond = np.arange(1, 6)
-        logs, steps = np.concatenate([logs, looks.at(beyond).likelihood]), np.concatenate([steps, beyond])
+        logs, steps = np.concatenate([logs, criteria.at(beyond).likelihood]), np.concatenate([steps, beyond])
     most = _least(logs, weights, steps)
     if share == 0.0:
         return most, "the maximum of the likelihood, as few samples make up least squares"
