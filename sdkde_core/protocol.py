@@ -137,7 +137,7 @@ class Problem:
     m: int  #: query rows
     n: int  #: training columns
     d: int  #: dimensions
-    dtype: str = "float64"  #: or "float32", what the user's numbers were; the whitened points are float64 either way
+    dtype: str = "float64"  #: or "float32": the user's dtype; the whitened points are float64 either way
     precision: str = "high"  #: one of :data:`PRECISIONS`, the tolerances to keep; see :data:`TOLERANCES`
     device: str = "cpu"  #: where the pass runs, such as ``"cuda:0"``
     #: The query rows are the training points; ``reduce`` is given ``queries=None``. With m < n, for a backend with
@@ -186,7 +186,7 @@ class Support(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What a backend's formulation does for a problem; the cost model turns it into time."""
+    """The operations of a backend's formulation of a problem; the cost model turns them into time."""
 
     #: Floating-point operations in matrix products, by dtype (``"float64"``, ``"tf32"``, ``"float16"`` …).
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class Columns:
 
 
 class Backend(TypingProtocol):
-    """What a backend's implementation does. Both phases must leave their inputs untouched and be thread-safe.
+    """The methods of a backend's implementation. Both phases must leave their inputs untouched and be thread-safe.
 
     The same input, options, thread count and device give the same bits.
 
@@ -501,7 +501,7 @@ class CriteriaBackend(Backend, TypingProtocol):
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What the core knows of a backend without importing it: the entry point's value, in a module that is light.
+    """All that the core knows of a backend without importing it: the entry point's value, in a light module.
 
     A field that is not of its type raises TypeError with its name.
     """
@@ -512,7 +512,7 @@ class BackendInfo:
     implementation: str
     devices: tuple[str, ...]  #: kinds of device, such as ``"cuda"``
     precisions: tuple[str, ...]  #: those of :data:`PRECISIONS` that it keeps
-    features: frozenset[str] = frozenset()  #: what of :data:`FEATURES` it has
+    features: frozenset[str] = frozenset()  #: those of :data:`FEATURES` that it has
     #: Modules that must be importable, such as ``"torch"`` or ``"cuda.core"``; looked up, never imported, by the core.
     requires_modules: tuple[str, ...] = ()
     install: str = ""  #: the command that brings them
@@ -528,10 +528,10 @@ class BackendInfo:
     work: Callable[[Problem, Mapping[str, Any] | None], Work] | None = None
     #: Time from nothing imported to the first result of a tiny problem whose kernels were compiled before.
     startup_seconds: float = 0.0
-    #: ``compile_seconds(problem) -> float``: what compiling for a problem of this kind takes where that is not done
+    #: ``compile_seconds(problem) -> float``: the time of compiling for a problem of this kind where that is not done
     #: yet; it counts as start-up does. Leave out what a machine compiles once for all problems.
     compile_seconds: Callable[[Problem], float] = lambda problem: 0.0
-    #: ``"package.module:name"`` of what can be tuned, a :class:`sdkde_core.tuning.Space`; nothing if empty.
+    #: ``"package.module:name"`` of its tunables, a :class:`sdkde_core.tuning.Space`; nothing if empty.
     tuning: str = ""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Compiling the kernels by NVRTC, keeping what came of it, and launching them."""
+"""Compiling the kernels by NVRTC, keeping the compiled code, and launching it."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _deal(block: Ints, own: Ints, symmetric: Ints, blocks: int, supers: int, pro
     new = np.ones(len(begin), bool)
     new[1:] = (program[1:] != program[:-1]) | (own[group[1:]] != own[group[:-1]])
     place, most = np.arange(len(begin)), 128 if kind[0] == "fast" else 8
-    # At most so many units add to a program's sums of columns in fp32: beside a heap of duplicates all round alike.
+    # At most ``most`` units add to a program's fp32 sums of columns, as beside duplicates all additions round alike.
     new |= (place - np.maximum.accumulate(np.where(new, place, 0))) % most == 0
     last = np.concatenate([new[1:], [True]])
     flags = symmetric[group] | new * 2 | (begin % quarters * 4) << 8 | ((end - 1) % quarters * 4 + 4) << 16
@@ -140,7 +140,7 @@ def width(d: int, widths: Iterable[int] = WIDTHS) -> int:
     return next(x for x in widths if x >= d)
 
 
-#: Registers of a thread of a program that has so many warpgroups besides the one that fetches, which has 24.
+#: Registers of a thread, by the program's warpgroups; one more warpgroup, which fetches, has 24.
 REGISTERS = {2: 240, 3: 160, 4: 112}
 
 

@@ -50,7 +50,7 @@ class Bandwidth:
     score_bandwidth: float | None = None
     tails: float | None = None
     _matrix: Any = field(default=None, repr=False)  # H, where it was given
-    _known: Inverse | None = field(default=None, repr=False)  # of the factor of that H
+    _known: Inverse | None = field(default=None, repr=False)  # the inverse of that H's factor
 
     def __post_init__(self) -> None:
         for name in ("factor", "_matrix"):

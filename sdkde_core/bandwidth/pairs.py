@@ -37,7 +37,7 @@ from ..engine.products import product
 from ..engine.threads import map_threads
 from .normal import roughness
 
-BLOCK = 1 << 16  # pairs of a block where samples are few, whose arrays of float32 stay in a core's cache
+BLOCK = 1 << 16  # pairs of a block where samples are few: its float32 arrays stay in a core's cache
 
 
 class Left(NamedTuple):
@@ -166,7 +166,7 @@ class Pairs:
         half, least = 0.5 * everyone, self.w32  # of D without the row's, as sample j itself stays: the rest is rounding
 
         def task(rows: slice) -> Array:
-            rest = closeness.pop(rows.start)  # and in its place what follows: an array costs as much as an operation
+            rest = closeness.pop(rows.start)  # reused in place below: a new array costs as much as an operation
             rest *= own[..., rows, None]
             rest += everyone
             t = np.divide(half, np.maximum(rest, least, out=rest), out=rest)
@@ -194,7 +194,7 @@ class Pairs:
         Of two samples in different blocks the first has the part of both.
         """
         d, squares, own = self.d, self._squares(z), 0.0
-        if z is self.u:  # whose squares are known, but for those of a sample and itself
+        if z is self.u:  # its squares are known, except of a sample and itself
             squares, own = (lambda rows, columns: self.squares[rows, columns]), roughness(self.method, d)
 
         def task(rows: slice) -> Any:

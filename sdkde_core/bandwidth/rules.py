@@ -29,7 +29,7 @@ def _silverman(s: Sample) -> Array:
 def _isj(s: Sample) -> Array:
     """Improved Sheather–Jones per column, with the rate n_eff^(−1/(d+4)); Silverman's where it has no solution."""
     x, weights = to_host(s.given), None if s.weights is None else to_host(s.weights)
-    powers = np.frexp(abs(x).max(axis=0))[1]  # of two: in units of those no length overflows
+    powers = np.frexp(abs(x).max(axis=0))[1]  # units are powers of two in which no length overflows
     x = np.ldexp(x, -powers)
     found = [improved_sheather_jones(x[:, j], weights, s.n_eff) for j in range(s.d)]
     without = np.array([j for j, h in enumerate(found) if h is None])

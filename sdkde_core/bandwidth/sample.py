@@ -15,7 +15,7 @@ from ..choice import registry
 from .matrix import like
 
 SEED = 20261122  # of the draw of samples
-MANY = 100.0  # samples from which one column is worth the step "moments", and improved Sheather-Jones
+MANY = 100.0  # samples from which one column takes the step "moments", and improved Sheather-Jones
 
 
 class Sample:

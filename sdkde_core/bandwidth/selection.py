@@ -167,7 +167,7 @@ def _selected(
 def _on_a_line(sample: Sample, rule: str, line: Line, units: Array, unit: float) -> Selection:
     """Choose for one column; ``unit``: what its values are rounded to, in spreads."""
     method, n, own = line.method, line.n, reference(line.method, line.n_eff)
-    most = min(sample.n_eff, float(most_of(1)))  # what the line's samples are worth if none are equal
+    most = min(sample.n_eff, float(most_of(1)))  # the line's n_eff if no samples are equal
     # A device begins before it knows how many samples are equal. Its unit is kept where few are.
     looks = Looks(line, rule, reference(method, most) if line.n_eff > 0.9 * most else own)
     away = math.log(looks.unit / own) / STEP  # from steps of that unit to steps of the line's own

@@ -45,7 +45,7 @@ class _Fit(NamedTuple):
     factor: NDArray[Any]  # L, (d, d), not triangular
     inverse: NDArray[Any]  # L⁻¹
     moment: Array  # (d, d) Σ_i a_i Σ_j r_ij v vᵀ, v = L⁻¹(u_i − u_j): the identity at the best H
-    found: Any  # (2, n) of each row the sum relative to its largest kernel, and the log of that
+    found: Any  # (2, n) each row's sum relative to its largest kernel, and that kernel's log
     logs: Any = None  # (n,) log p̂₋ᵢ(u_i), without (2π)^(−d/2); of the last fit of a climb
 
     @property
@@ -75,7 +75,7 @@ def find_shape(kernels: Fits, share: float, *, mixed: bool = True) -> tuple[Arra
     columns, d, sides = kernels.columns(), kernels.d, np.sqrt(np.maximum(np.diagonal(kernels.covariance), 1e-300))
     correlation = (kernels.covariance + kernels.covariance.T) / 2 / sides[:, None] / sides
     found: tuple[Array | None, str] = None, ""
-    simple, freed = columns, "scale"  # the best so far, and what it was climbed by
+    simple, freed = columns, "scale"  # the best fit so far, and the parameters that were free in it
     scales = kernels.climb(columns, "scales") if kernels.may_gain(columns, "scales", d - 1) else columns
     if kernels.better(scales, columns, "scale", d - 1):
         simple, freed, matrix = scales, "scales", np.diag(np.diagonal(scales.matrix))
@@ -205,11 +205,11 @@ class Fits:
         return np.stack([np.vecdot(terms, self._weights) for terms in both]).astype(np.float64)
 
     def better(self, fit: _Fit, other: _Fit, free: str, more: float, errors: float = 2.0) -> bool:
-        """Whether a fit is so many standard errors better than one, with as many steps and ``more`` parameters less."""
+        """Whether a fit beats one of as many steps, with ``more`` fewer parameters, by ``errors`` standard errors."""
         return self._score(fit, other, more) > errors and self._score(fit, self.climb(other, free), more) > errors
 
     def _score(self, fit: _Fit, other: _Fit, more: float) -> float:
-        """By how many standard errors a fit is better than another, which has ``more`` parameters less."""
+        """By how many standard errors a fit is better than another, which has ``more`` fewer parameters."""
         differences, rows = fit.logs - other.logs, self.rows
         middle = np.median(differences)
         differences = np.clip(differences, middle - 2.0, middle + 2.0)  # one far sample can have more than all others

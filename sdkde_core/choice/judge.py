@@ -29,7 +29,7 @@ class Candidate:
     reason: str  # why, or why not
     seconds: float | None = None  # predicted, of all passes and of transfers; None where not known
     startup_seconds: float = 0.0  # starting and compiling, as if nothing were imported or compiled yet
-    counted_seconds: float = 0.0  # what of that is added to ``seconds`` when ranking; see start_up
+    counted_seconds: float = 0.0  # the part of it that is added to ``seconds`` when ranking; see start_up
     pass_seconds: tuple[float, ...] = ()  # predicted, of each pass, where known
     chosen: bool = False
 
@@ -40,7 +40,7 @@ class Candidate:
 
 
 class StartUp(NamedTuple):
-    """Seconds before a backend's first result, and what of them counts for one call."""
+    """Seconds before a backend's first result, and the part of them that counts for one call."""
 
     whole: float
     counted: float

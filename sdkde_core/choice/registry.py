@@ -38,7 +38,7 @@ class Record:
 
     name: str  # the entry point's: what ``backend=`` takes
     status: str
-    reason: str  # never empty; for what is not ok, the cause and the mend
+    reason: str  # never empty; if not ok, the cause and the remedy
     distribution: str  # what installed it
     version: str
     value: str  # where the entry point points

@@ -163,7 +163,7 @@ def choose(
 def _shared_seconds(problems: Sequence[Problem], choice: Choice, devices: int) -> float:
     """Predicted time if devices share every pass: by blocks of pairs where the backend has these, else by rows."""
     info, on = choice.info, processor(choice.device)
-    total = 1.5e-3 * devices if devices > 1 else 0.0  # what each takes the host: measured with two and four H100s
+    total = 1.5e-3 * devices if devices > 1 else 0.0  # the host's time for each, measured with two and four H100s
     for problem in at(problems, choice.device):
         own = problem.same and problem.reduction is Reduction.MEAN
         pairs = with_fields(problem, requires=problem.requires | {"pairs"})

@@ -62,7 +62,7 @@ class PackedColumns:
         self._problem = with_fields(problem, n=n, same=False)
         self._states: dict[tuple[str, float], _Packed] = {}  # the last one used comes last
         self._lock = new_lock()
-        if shared:  # what a batch without outliers needs is packed now
+        if shared:  # pack now for batches without outliers
             self._packed("all", backend, problem.extent) if self._in_one(0.0, 0, 1) else self._for_near()
 
     def reduce(

@@ -141,7 +141,7 @@ def grid(extent: float, bits: int = 53, span: float = 0.0) -> float:
     Their products, and norms, are multiples of g²/2. Partial sums, in any order, are at most 2 R² and the span of the
     log weights; below 2^bits g²/2 they are exact.
     """
-    largest = 2.2 * max(extent, 2.0**-20) ** 2 + span  # a tenth for what the grid adds to R
+    largest = 2.2 * max(extent, 2.0**-20) ** 2 + span  # a tenth for the grid's rounding of R
     return 2.0 ** math.ceil(0.5 * (math.log2(2.0 * largest) - bits))
 
 

@@ -202,7 +202,7 @@ class Launches:
         self._reads, self._read_after, self.lock = recording.reads, recording.read_after, new_lock()
         results = result if isinstance(result, tuple) else (result,)
         self._like = isinstance(result, tuple), results[0].device, *((tuple(x.shape), x.dtype) for x in results)
-        # A pointer's base: 0 none, 1 the host's numbers, 2 the room, then those of results, and of what is given.
+        # A pointer's base: 0 none, 1 the host's numbers, 2 the room, then one for each result and each argument.
         arrays, self._size = [(slots.tensor, 1, 0) for slots, *_ in self._reads], 0
         for x in recording.made:
             if all(x.data_ptr() != y.data_ptr() for y in results):

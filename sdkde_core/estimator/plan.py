@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     request: Request
     data: Data  # validated, on their device; tensors that require grad are the user's own, in float64
     bandwidth: Bandwidth
-    centre: Any  # (d,) what whitening subtracts, in data units, where the data are
+    centre: Any  # (d,) subtracted by whitening, in data units, on the data's device
     columns: Columns  # the samples, whitened, where the backend works
     query: Any  # (m, d) likewise; None: the samples
     problems: tuple[Problem, ...]  # the passes
@@ -66,8 +66,8 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Read the data, whiten them and choose the backend.
 
-    Tensors that require grad are refused: :func:`.autograd.plan` takes them, and passes them on detached, with the
-    names of those that require ``grad``. ``expected`` is a query that comes later: only its shape, dtype and names are
+    Tensors that require grad are refused: :func:`.autograd.plan` takes them, and passes them on detached, with their
+    names in ``grad``. ``expected`` is a query that comes later: only its shape, dtype and names are
     looked at.
     """
     data, bandwidth = read(request, train, query)

@@ -1,4 +1,4 @@
-"""Points so far from the centre that float64 does not hold what sets them apart.
+"""Points so far from the centre that float64 does not resolve the distances between them.
 
 Coordinates in bandwidths are rounded: at ρ bandwidths from the centre by up to ερ, ε = 2⁻⁵². So ½ r² of two points
 there is wrong by up to 2 ε ρ r, by about a fifth of that as a rule. Against a tolerance of a + ½ b r² that does no harm

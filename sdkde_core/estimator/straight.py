@@ -223,7 +223,7 @@ def _of_tensors(request: Request, train: Any, query: Any, log: bool, captured: b
     def launch(line: _Line, scale: Any, constant: Any = 0.0) -> tuple[Any, Any]:
         """The result, or None, and what its launches serve."""
         mover: Any = None if half and not moving.guard else registry.having("moves", place)
-        unread = captured and (weights is not None or not line.extent)  # what nothing can read now
+        unread = captured and (weights is not None or not line.extent)  # a capture cannot read these now
         if line.whitening is None or unread or (mover is None and (moving.guard or not half)):
             return None, None
         found = line.whitening.whiten(given, scale, weights=weights)
