@@ -1,8 +1,7 @@
 """Long work in batches of rows, for progress, and for queries and results that memory does not hold whole.
 
-A row's sums depend on the other rows only within the precision's bounds: for a batch with rows far from the samples
-a backend may take another formula. The size of a batch follows from the problem, the backend and the number of
-threads.
+A row's sums depend on the other rows only within the precision's bounds: for a batch with rows far from the samples a
+backend may take another formula. The size of a batch follows from the problem, the backend and the number of threads.
 """
 
 from __future__ import annotations

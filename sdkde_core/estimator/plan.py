@@ -67,8 +67,7 @@ def plan(
     """Read the data, whiten them and choose the backend.
 
     Tensors that require grad are refused: :func:`.autograd.plan` takes them, and passes them on detached, with their
-    names in ``grad``. ``expected`` is a query that comes later: only its shape, dtype and names are
-    looked at.
+    names in ``grad``. ``expected`` is a query that comes later: only its shape, dtype and names are looked at.
     """
     data, bandwidth = read(request, train, query)
     request = request.moving(bandwidth)

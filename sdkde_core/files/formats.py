@@ -1,8 +1,7 @@
 """The array in a file as a :class:`Source`, and how each format is read and written: NumPy's, tables, zarr's folders.
 
-``read(name, path, key, pick)`` returns a :class:`Source` of the columns that ``pick`` names;
-``write(file, shape, dtype, names)`` is a context that yields the function for the next rows; ``names``: of the columns,
-of .npz the key.
+``read(name, path, key, pick)`` returns a :class:`Source` of the columns that ``pick`` names; ``write(file, shape,
+dtype, names)`` is a context that yields the function for the next rows; ``names``: of the columns, of .npz the key.
 """
 
 from __future__ import annotations
