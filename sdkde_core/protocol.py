@@ -309,7 +309,6 @@ class Whitened(NamedTuple):
     """Points in bandwidths from a centre."""
 
     points: tuple[Any, ...]  # (k, d) float64 each, in C order
-    centre: Any  # (d,) float64, data units
     # Waits for the largest distance from the centre, and returns it; inf where a number is not finite. It is called
     # before anything else is whitened. While a CUDA graph is captured it returns a tensor on the device. With weights
     # the log of the largest weight over the least is its second number, inf where a weight is not positive.

@@ -86,7 +86,7 @@ def whiten(given: tuple[Tensor, ...], scale: Any, centre: Any, weights: Any) -> 
     end = int(by is not None and by.ndim == 2), centre, points[0], points[1] if m else None, slots
     kernel("pack", "whiten", 256)(programs, first, second, single, n, m, d, factor, by, *end)
     read = functools.partial(_slots.largest, programs, device, time, weighed)
-    return Whitened(tuple(points), centre, read, log_weights)
+    return Whitened(tuple(points), read, log_weights)
 
 
 @functools.cache

@@ -123,7 +123,7 @@ def whiten(given: tuple[torch.Tensor, ...], scale: Any, centre: Any = None, weig
         to_weigh(weights, log_weights, slots)
     to_whiten(first, second, by, at, points[0], points[-1], slots, last=last)
     read = functools.partial(_slots.largest, programs, device, time, int(weights is not None))
-    return Whitened(tuple(points), at, read, log_weights)
+    return Whitened(tuple(points), read, log_weights)
 
 
 @functools.lru_cache(maxsize=1024)
