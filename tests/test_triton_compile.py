@@ -236,7 +236,7 @@ def test_samples(kernel, constants, capability):
 @pytest.mark.parametrize(("dim", "full"), [(16, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in _SHAPES)])
 @pytest.mark.parametrize("kernel", ["begin", "rows", "step", "shape"])
 def test_fits(kernel, dim, full, capability):
-    more = {"step": {"ROWS": 8, "BLOCK": max(16, 8192 // dim // dim), "FULL": full}, "shape": {"FULL": full}}
+    more = {"step": {"ROWS": 8, "BLOCK": 1024 // dim, "FULL": full}, "shape": {"FULL": full}}
     _check_spills(
         getattr(fits, f"{kernel}_kernel"), _FP64 | _STEPS, more.get(kernel, {}) | {"DIM": dim}, capability, warps=8
     )

@@ -4,9 +4,8 @@ The formulas are those of :mod:`sdkde_core.bandwidth.shapes`. Kernels N(0, H) ha
 ``state`` is float64: log weights and shares in the likelihood, (MOST,) each, the fits, :data:`FITS`, and the samples'
 covariance, (DIM, DIM). Of each fit it has W and its moment, (DIM, DIM) each, 8 numbers, and log Σ_j w_j φ_ij of every
 sample, (MOST,). The numbers are log det W; whether it may change; of fit 4 log det of the correlation's root, and the
-trace of the correlation's inverse; of fit 6 the fit it goes on from.
-``turned`` has W u of each, (DIM, MOST) float64: samples may lie close together, far from the origin. What follows from
-their distances is float32.
+trace of the correlation's inverse; of fit 6 the fit it goes on from. ``turned`` has W u of each, (DIM, MOST) float64:
+samples may lie close together, far from the origin. What follows from their distances is float32.
 """
 
 from __future__ import annotations
@@ -371,7 +370,7 @@ def shaped(
     size = 2 * dim * dim + 8 + most  # of a fit
     with on_device(u):
         begin(u.device, d, full)
-        room, block = 3 * programs * (rows * most + dim * dim), min(most, max(16, 8192 // dim // dim))
+        room, block = 3 * programs * (rows * most + dim * dim), 1024 // dim
         sizes = dim * most, 2 * most + FITS * size + dim * dim, FITS * dim * most
         given = tuple(torch.empty(k, dtype=torch.float64, device=u.device) for k in sizes)
         scratch = torch.empty(room, dtype=torch.float32, device=u.device)

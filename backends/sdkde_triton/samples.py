@@ -69,7 +69,8 @@ def digit_kernel(x, counts, found, parts, n, d, first, top, kind, ROWS: tl.const
         bits = value.to(tl.int64, bitcast=True)
         bits ^= (bits >> 63) | -0x8000000000000000
         inside &= (kind == 0) | (((bits ^ begin) >> tl.minimum(64 - 8 * kind, 63)) == 0)
-        counted += tl.histogram(((bits >> shift) & (BINS - 1)).to(tl.int32), BINS, mask=inside)
+        if tl.max(inside.to(tl.int32), 0) > 0:  # few are, after some steps
+            counted += tl.histogram(((bits >> shift) & (BINS - 1)).to(tl.int32), BINS, mask=inside)
     tl.store(parts + tl.where(kind == 0, 0, 1) * pairs * MOST + p, tl.sum(total, 0))
     tl.store(parts + tl.where(kind < 8, 2, 4) * pairs * MOST + p, tl.min(low, 0))
     tl.store(parts + 3 * pairs * MOST + p, tl.max(high, 0))
