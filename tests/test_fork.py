@@ -9,6 +9,7 @@ import pytest
 
 import sdkde_core
 from sdkde_core.choice import registry
+from sdkde_core.engine import columns
 from sdkde_core.plugin import new_lock
 from sdkde_core.testing.calls import _status_of_child
 
@@ -60,6 +61,34 @@ def test_a_prepared_set_that_another_thread_is_packing(elsewhere):
         assert np.array_equal(prepared.estimate(x), want)
 
     assert _status_of_child(estimate) == 0
+
+
+def test_outliers_that_another_thread_is_looking_for(monkeypatch):
+    x, find, looking, end = (
+        np.random.default_rng(0).normal(size=(300, 3)),
+        columns.find_outliers,
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def look(*arguments):
+        looking.set()
+        end.wait(60)
+        return find(*arguments)
+
+    def estimate():
+        sdkde_core.estimate(x, backend="numpy", bandwidth=0.5)
+
+    monkeypatch.setattr(columns, "find_outliers", look)
+    thread = threading.Thread(target=estimate)
+    thread.start()
+    assert looking.wait(60)
+    monkeypatch.undo()
+    try:
+        assert _status_of_child(estimate) == 0
+    finally:
+        end.set()
+        thread.join(60)
 
 
 @pytest.mark.skipif("fourier" not in FOUND, reason="needs finufft")

@@ -17,6 +17,7 @@ import numpy as np
 from array_api_compat import device
 
 from ..arrays import Argument, Array, array_namespace, c_order, detached, is_attached, quiet, to_host
+from ..engine.forks import cached_property
 from ..engine.products import product
 from .precise import Inverse, inverse_of, shifted_product
 
@@ -140,7 +141,7 @@ class Bandwidth:
         factor = to_host(detached(self.factor))
         return np.diag(factor**2) if factor.ndim == 1 else factor @ factor.T
 
-    @functools.cached_property
+    @cached_property
     def log_determinant(self) -> Any:
         """log det L = ½ log det H, a float; a () tensor where the factor is one."""
         if isinstance(self.factor, np.ndarray):
@@ -159,7 +160,7 @@ class Bandwidth:
 
     def whitener(self, x: Any) -> Any:
         """The ``scale`` of :class:`~sdkde_core.protocol.LineBackend`, on x's device."""
-        factor = like(self.factor if self.factor.ndim == 1 else self.inverse, x)
+        factor = like(self.factor if self.factor.ndim == 1 else self._inverse.whole, x)
         return 1.0 / factor if isinstance(factor, float) else factor
 
     def whiten(self, x: Any, centre: Any) -> Any:
@@ -177,15 +178,10 @@ class Bandwidth:
         cut = [like(array, centre) for array in inverse.cut()]
         return lambda x: shifted_product(x, centre, *cut)
 
-    @functools.cached_property
+    @cached_property
     def narrow(self) -> bool:
         """Whether the density of one kernel is so narrow in some direction that columns are nearly dependent."""
         return self.factor.ndim == 2 and self._inverse.low is not None
-
-    @property
-    def inverse(self) -> Any:
-        """L⁻¹, (d, d), of a factor that is a matrix and not :attr:`narrow`."""
-        return self._inverse.whole
 
     @quiet
     def stretch(self, u: Any) -> Any:
@@ -203,7 +199,7 @@ class Bandwidth:
         factor = like(self.factor, gradient)
         return gradient * factor if self.factor.ndim == 1 else gradient @ factor
 
-    @functools.cached_property
+    @cached_property
     def _inverse(self) -> Inverse:
         if self._known is not None:
             return self._known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Array, array_namespace, device_name, quiet, to_host
 from ..choice import registry
+from ..engine.forks import cached_property
 from .matrix import like
 
 SEED = 20261122  # of the draw of samples
@@ -35,7 +35,7 @@ class Sample:
         self.weights, self.n_eff, self.d, self.method = weights, n_eff, int(x.shape[1]), method
         self.n, self.given = int(x.shape[0]), x
 
-    @functools.cached_property
+    @cached_property
     @quiet
     def x(self) -> Any:
         """The samples about their mean, in ``unit``, on their device."""
@@ -44,24 +44,24 @@ class Sample:
         x -= array_namespace(x).mean(x, axis=0) if self.weights is None else self.weights @ x
         return x
 
-    @functools.cached_property
+    @cached_property
     def ends(self) -> Array:
         """The ends of all columns, and a row, (3, d), data units."""
         xp, x = array_namespace(self.given), self.given
         return to_host(xp.stack([xp.min(x, axis=0), xp.max(x, axis=0), x[0, :]]))
 
-    @functools.cached_property
+    @cached_property
     @quiet
     def unit(self) -> Array:
         """The unit of ``x``, (d,), data units."""
         return np.maximum(self.ends[1] - self.ends[2], self.ends[2] - self.ends[0])
 
-    @functools.cached_property
+    @cached_property
     def kernels(self) -> Any:
         """A backend with the feature ``"criteria"``, if there is one for the samples' device: a CriteriaBackend."""
         return registry.having("criteria", device_name(self.given)) if on_gpu(self.given) else None
 
-    @functools.cached_property
+    @cached_property
     def moves(self) -> tuple[Any, Any]:
         """The step and the score's bandwidth that ``"auto"`` sets; None where it may not."""
         if self.steps and self.method == "sdkde" and (self.d > 1 or self.n_eff >= MANY):
@@ -96,7 +96,7 @@ class Sample:
         """σ₁ = min(std, IQR/1.34) per column, (d,); std where the IQR is 0."""
         return self.unit * spread_of(self.measured)
 
-    @functools.cached_property
+    @cached_property
     def measured(self) -> Array:
         """Of ``self.x`` the standard deviation per column, ddof 0, and quartiles, (3, d), on the host."""
         return to_host(self._measured())

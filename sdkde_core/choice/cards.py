@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..engine.forks import cached_property
+
 
 @dataclass(frozen=True)
 class Processor:
@@ -47,7 +49,7 @@ class GPU:
     scalar: int = 256  # fp32 operations per clock and multiprocessor; a fused multiply-add is two
     exps: int = 16  # exponentials likewise
 
-    @functools.cached_property
+    @cached_property
     def processor(self) -> Processor:
         """Its rates at the boost clock."""
         clocks = self.sms * 1e9 * self.clock_ghz

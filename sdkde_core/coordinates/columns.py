@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 import numpy as np
 
 from ..arrays import Array, array_namespace
+from ..engine.forks import cached_property
 from ..engine.launches import PerStream
 from ..messages import brief, did_you_mean
 from .maps import FORMULAS, Closed, NormalScores, Table, joined, sent
@@ -47,7 +47,7 @@ class Coordinates(_Coordinates):
         """Whether points may be PyTorch's too."""
         return all(isinstance(one, Closed | NormalScores) for one in self.maps)
 
-    @functools.cached_property
+    @cached_property
     def _kinds(self) -> list[tuple[Any, Any]]:
         """Columns whose maps are of one kind, and a map of all these; another map is of one column j."""
         kinds: dict[Any, list[int]] = {}
@@ -58,7 +58,7 @@ class Coordinates(_Coordinates):
         joint = {name: joined([self.maps[j] for j in k]) for name, k in kinds.items() if isinstance(name, str)}
         return [(np.array(k), joint[name]) if name in joint else (name, self.maps[name]) for name, k in kinds.items()]
 
-    @functools.cached_property
+    @cached_property
     def _there(self) -> PerStream:
         return PerStream()
 

@@ -7,7 +7,6 @@ differences. Where the device's memory does not suffice, the rows are cut.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from ..arrays import array_namespace, look, to_host
 from ..protocol import Backend, BackendInfo, Columns, DeviceOutOfMemory, Partial, Problem, Reduction, with_fields
 from .exact import Exact
 from .failures import OutOfReach, call, checked, read_only
-from .forks import new_lock
+from .forks import cached_property, new_lock
 from .merge import concatenate, marked_last, merge, take_columns, take_rows, undo
 from .outliers import Outliers, count, find_outliers, limit_of, pair_share, radii, within_limit
 
@@ -114,7 +113,7 @@ class PackedColumns:
         near = self._all_carry and "grad" not in problem.requires and (problem.extent <= limit or not self.far.n)
         return self._packed("all", self._backend, min(problem.extent, limit)) if near else None
 
-    @functools.cached_property
+    @cached_property
     def takes_pairs(self) -> bool:
         """Whether all points are to be summed by blocks of pairs: the backend computes each pair once."""
         requires, mean = self._problem.requires, self._problem.reduction is Reduction.MEAN
@@ -145,12 +144,12 @@ class PackedColumns:
         """Return the sums of all points in the points' order, from those with near points first."""
         return undo(near_first, marked_last(self.far.mask)) if self.far.n else near_first
 
-    @functools.cached_property
+    @cached_property
     def _as_query(self) -> PackedColumns:
         """The same columns with the limit that holds for queries."""
         return PackedColumns(self._backend, self._info, self._problem, self._columns)
 
-    @functools.cached_property
+    @cached_property
     def far(self) -> Outliers:
         return find_outliers(self._problem, self._columns, self._limit)
 

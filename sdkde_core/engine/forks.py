@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -26,3 +30,11 @@ def new_lock(kind: Callable[[], Any] = threading.Lock) -> Any:
     made = kind()
     _locks.add(made)
     return made
+
+
+class cached_property(functools.cached_property[T]):
+    """Python's, without the lock of Python 3.11: all objects of a class share that, and a forked child may miss it."""
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        super().__init__(function)
+        self.lock = contextlib.nullcontext()

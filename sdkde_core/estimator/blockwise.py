@@ -20,6 +20,7 @@ from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import FULL_RULES, by_rule, check_rule, check_spread
 from ..choice import registry, select
 from ..choice.hardware import gpu_name
+from ..engine.forks import cached_property
 from ..engine.groups import MIDDLE, Group, guard_scale
 from ..engine.merge import each, merge
 from ..protocol import Columns, Partial, Problem, Reduction
@@ -105,7 +106,7 @@ class BlockPlan:
             log_weights = np.minimum(log_of(weights) - self.log_total, 0.0)
         return Columns(self.whitened(points), log_weights)
 
-    @functools.cached_property
+    @cached_property
     def _choice(self) -> select.Choice:
         where: dict[str, Any] = {"device": self.devices or self.device, "options": self.request.backend_options}
         return select.choose(self.problems, backend=self.backend, **where)

@@ -18,7 +18,7 @@ from ..arrays import Argument, Data, Origin, check_query, convert, detached, loo
 from ..bandwidth.matrix import Bandwidth
 from ..choice import registry, select
 from ..engine.failures import BackendFailed, OutOfReach, call
-from ..engine.forks import new_lock
+from ..engine.forks import cached_property, new_lock
 from ..engine.groups import Group, GroupedColumns
 from ..engine.launches import Lists
 from ..engine.merge import concatenate, empty, merge, take_columns, take_rows, undo
@@ -226,7 +226,7 @@ class Fitted:
                         here._successor = loaded(*here.state("auto"))
                 here = here.current
 
-    @functools.cached_property
+    @cached_property
     def negative_mass(self) -> NegativeMass:
         return negative_mass(self.columns, self.reduce)
 
@@ -306,7 +306,7 @@ class Fitted:
             (found,) = torch.autograd.grad(score, rows, vectors.to(score))
         return query.origin.restore(self.bandwidth.pull_back(found), max(query.dtype, self.problem.dtype))
 
-    @functools.cached_property
+    @cached_property
     def _twin(self) -> Fitted:
         """The same columns with a backend that differentiates the score."""
         request, bandwidth, problem, _, *rest = self.state("auto")
@@ -343,7 +343,7 @@ class Fitted:
         asked = replace(self.problem, n=n, m=n, d=d, requires=requires, extent=rounded(float(radii(points).max())))
         return loaded(self.request, bandwidth, asked, "auto", centre, tuple(groups), names)
 
-    @functools.cached_property
+    @cached_property
     def scale(self) -> Any:
         return self.bandwidth.whitener(self.columns.points)
 

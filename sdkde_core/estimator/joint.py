@@ -7,7 +7,6 @@ kernel has at its middle: rows at which other parts are far larger need no sums 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from array_api_compat import device
 from ..arrays import Array, array_namespace, look, quiet, rounded, to_host
 from ..choice import select
 from ..engine.failures import OutOfReach, call
+from ..engine.forks import cached_property
 from ..engine.merge import concatenate
 from ..engine.outliers import radii
 from ..engine.products import times
@@ -147,7 +147,7 @@ class Together:
             return 0.0
         return float(self.choice.info.extent_limit(problem))
 
-    @functools.cached_property
+    @cached_property
     def _state(self) -> Any:
         return call(self.choice.info, self._problem, self.choice.backend.prepare_groups, self._groups, inputs=[])
 

@@ -23,6 +23,7 @@ from ..bandwidth.rounding import spread_within, units_of
 from ..bandwidth.selection import SEED
 from ..coordinates import Coordinates, candidates, listed, without_ends
 from ..coordinates import fit as fit_maps
+from ..engine.forks import cached_property
 from ..engine.groups import Group
 from ..engine.merge import concatenate, each, put, take_rows
 from ..engine.outliers import radii
@@ -108,7 +109,7 @@ class Stacked(Composed):
                 put(sums, rows, _added(each(sums, operator.itemgetter(rows)), more))
         return sums
 
-    @functools.cached_property
+    @cached_property
     def _joint(self) -> tuple[Joint | None, Joint | None, Together | None]:
         """Parts of one sample, of one group on the host (but the first, which finds what is wrong), and together."""
         single = [k for k, part in enumerate(self.parts) if k and len(part.fitted.groups) == 1]

@@ -19,6 +19,7 @@ import numpy as np
 from ..arrays import Array, check_weights, quiet, refuse_not_finite
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.sample import SEED, Sample, drawn, most_of
+from ..engine.forks import cached_property
 from ..engine.outliers import radii
 
 #: Values of all columns that are sorted to find quartiles, at most.
@@ -294,7 +295,7 @@ class Summary(Sample):
     def covariance(self) -> Array:
         return self._spread / (1.0 - 1.0 / self.n_eff)
 
-    @functools.cached_property
+    @cached_property
     def measured(self) -> Array:
         assert self._ends is not None  # asked for by the rules that need them
         squared = np.diagonal(self._spread) if self._spread.ndim == 2 else self._spread

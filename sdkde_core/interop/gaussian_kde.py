@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from ..bandwidth.rules import Rule, check_rule, resolve
 from ..bandwidth.sample import Sample
 from ..bandwidth.selection import CHOOSERS
 from ..coordinates import OfColumns, fit, listed
+from ..engine.forks import cached_property
 from ..estimator.batches import densities
 from ..estimator.integrals import corner
 from ..estimator.mixture import check_count

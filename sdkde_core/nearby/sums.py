@@ -5,7 +5,6 @@ Scattered rows of NumPy's, far out or between clusters, are each summed over the
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from array_api_compat import device, is_numpy_array, to_device
 
 from ..arrays import Array, array_namespace
 from ..engine.exact import reduce_exact
+from ..engine.forks import cached_property
 from ..engine.merge import concatenate, each, put, safe_log
 from ..protocol import TOLERANCES, Columns, Partial, Problem, Reduction
 from .lists import COARSE, FINE, SLACK, added, lists, members
@@ -80,7 +80,7 @@ class Neighbours:
         blocks = [rows[k : k + many] for k in range(0, rows.shape[0], many)]
         return concatenate(list(spread(lambda x: _partial(problem, *self._tree.sums(problem, x, least, most)), blocks)))
 
-    @functools.cached_property
+    @cached_property
     def _tree(self) -> Tree:
         return Tree(self.columns.points, self.columns.log_weights, *self._indexed(32))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..engine.forks import cached_property
 from ..files import Source, Write
 from ..protocol import Columns
 from .checkpoint import Chunks, Scratch
@@ -79,14 +79,14 @@ class Job:
             read.check()
         return result
 
-    @functools.cached_property
+    @cached_property
     def _step(self) -> Any:
         """By what the shifts are multiplied, for which all of them may have to be read."""
         plan, shards = self.plan, self.plan.shape.shards
         each = enumerate(self._ahead(0, shards))
         return plan.step(plan.products(shard, self.shifts.read(*shards[j])) for j, shard in each)
 
-    @functools.cached_property
+    @cached_property
     def _guard(self) -> Any:
         """The columns that guard the tails; None without a guard."""
         plan = self.plan
