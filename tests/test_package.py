@@ -87,7 +87,7 @@ ROOMS = {
     "scale": {"messages", "arrays", "choice", "bandwidth", "files", "spreading", "estimator"},
     "api": {"protocol", "arrays", "choice", "bandwidth", "coordinates", "estimator", "scale"},
     "distributed": {"messages", "arrays", "spreading", "estimator", "api"},
-    "interop": {"messages", "archive", "protocol", "arrays", "bandwidth", "coordinates", "estimator", "api"},
+    "interop": {"messages", "archive", "protocol", "arrays", "engine", "bandwidth", "coordinates", "estimator", "api"},
     "cli": {
         *("messages", "protocol", "storage", "arrays", "choice", "bandwidth", "files", "estimator", "scale", "api"),
         *("archive", "interop"),
