@@ -4,13 +4,9 @@ Everything is per sample i, as if it were not there. φ_ij = exp(−r²_ij / 2h�
 
 * kde: p̂₋ᵢ(x_i) ∝ Σ_{j≠i} w_j φ_ij / (1 − w_i).
 * laplace: the same with the factor 1 + d/2 − r²_ij / 2h².
-* sdkde: without i the samples j move elsewhere, which has a closed form. With D_j = Σ_k w_k φ_jk,
-  S_j = Σ_k w_k φ_jk (u_k − u_j), a = u_i − u_j and ρ = w_i φ_ij / D_j, sample j moves by ½ (S_j/D_j − ρ a) / (1 − ρ).
-  With t = ½ / (1 − ρ) and p = t + ½ it is then p a − t S_j/D_j away from u_i, and its squared distance from there
-
-      p (p r² − 2 t a·S_j/D_j) + t² ‖S_j/D_j‖²
-
-  which costs one product of matrices and one exponential for each pair beyond those of the moves themselves.
+* sdkde: without i the samples j move elsewhere, by ½ (S_j/D_j − ρ a) / (1 − ρ) (docs/mathematics.md has D and S) with
+  a = u_i − u_j and ρ = w_i φ_ij / D_j. With t = ½ / (1 − ρ) and p = t + ½ the squared distance from u_i is then
+  p (p r² − 2 t a·S_j/D_j) + t² ‖S_j/D_j‖²: a product of matrices and an exponential for each pair beyond the moves'.
 
 ∫p̂² is a KDE of the (moved) samples at √2 h; for laplace each term has the factor
 1 + d/2 − q/2 + (q² − 2(d+2) q + d(d+2))/16, q = r²/2h².
