@@ -313,3 +313,56 @@ def test_a_stack_round_a_circle_has_one_mode_across_its_beginning():
     plane = sdkde_core.prepare(np.stack([angles, angles], axis=1), support=[("circular", 360)] * 2, method="stacked")
     with pytest.raises(ValueError, match="none that goes round"):
         plane.conditional({0: [10.0, 20.0]}).quantile(0.5)
+
+
+@pytest.mark.parametrize(
+    ("draw", "unit"),
+    [
+        (lambda r: np.where(r.random(600) < 0.6, 0.0, r.exponential(size=600)), 0.0),
+        (lambda r: np.where(r.random(600) < 0.3, 0.0, r.gamma(3, size=600)), 0.0),
+        (lambda r: np.round(2.0 * r.exponential(size=2000)) / 2.0, 0.5),
+        (lambda r: r.poisson(2.0, size=1000) * 1.0, 1.0),
+    ],
+)
+def test_zeros_and_rounding_bend_nothing(draw, unit):
+    x = draw(np.random.default_rng(0))
+    density = sdkde_core.prepare(x, support=(0, None))
+    for low, high in [(-0.5 * unit, 0.5 * unit), (0.5 * unit, 1.5 * unit)] if unit else [(0.0, 1.5), (1.5, 3.0)]:
+        assert abs(density.probability(low, high) - np.mean((low <= x) & (x < high))) < 0.04
+    stack = np.random.default_rng(1).integers(1, 6, size=(300, 2)) * 1.0
+    assert sdkde_core.prepare(stack, method="stacked", support=[(1, 5)] * 2).estimate(stack[:1])[0] < 1.0
+
+
+@pytest.mark.parametrize("high", [0.0, 1.0, 3.0, 0.1])
+def test_samples_on_the_upper_end_have_images_as_on_the_lower_one(high):
+    x = np.minimum(np.random.default_rng(0).normal(size=500), 1.0) - 1.0
+    how = {"method": "kde", "bandwidth": 0.3}
+    upper = sdkde_core.prepare(x + high, support=(None, high), **how).pdf([high])
+    lower = sdkde_core.prepare(-x - high, support=(-high, None), **how).pdf([-high])
+    assert upper == pytest.approx(lower, rel=1e-9)
+
+
+def test_a_signed_density_round_a_circle_has_its_own_distribution_function():
+    density = sdkde_core.prepare([1.0, 2.5], method="laplace", bandwidth=0.5, support=("circular", 6))
+    y = grid(0.0, 1.0, 10001)
+    assert density.cdf(1.0) == pytest.approx(np.trapezoid(density.pdf(y), y), abs=1e-6)
+    assert density.cdf(1.0) == pytest.approx(density.probability(0, 1), abs=1e-9)
+
+
+def test_stacks_of_samples_on_an_end_or_rounded_are_saved(tmp_path):
+    x = np.random.default_rng(0).beta(1, 2, size=(300, 2)) * 0.6 + 0.1
+    x[:5, 0] = 0.1
+    density = sdkde_core.prepare(x, method="stacked", support=[(0.1, 0.7), None])
+    density.save(tmp_path / "stack.sdkde")
+    assert np.array_equal(sdkde_core.load(tmp_path / "stack.sdkde").estimate(x), density.estimate(x))
+    rounded = np.round(np.random.default_rng(9).exponential(size=(500, 2)), 1)
+    assert np.isfinite(sdkde_core.prepare(rounded, method="stacked", support=[(0, None)] * 2).logpdf(rounded)).all()
+
+
+def test_cells_go_across_the_cut_and_fit_into_the_support():
+    density = sdkde_core.prepare(angles(300)[:, 0], support=CIRCLE)
+    heights = density.pdf(density.sample(100_000, 1)[:, 0])
+    for mass in (0.05, 0.5, 0.95):
+        assert abs((heights >= density.hdr(mass)).mean() - mass) < 0.006
+    wide = sdkde_core.prepare([0.2, 0.4, 0.7], method="kde", bandwidth=20.0, support=(0, 1))
+    assert wide.cov()[0, 0] == pytest.approx(1 / 12, rel=1e-3) and wide.hdr(0.5) == pytest.approx(1.0, rel=1e-3)

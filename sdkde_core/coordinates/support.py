@@ -34,16 +34,18 @@ class End(NamedTuple):
     @classmethod
     def fit(cls, at: float, distances: Array, weights: Array, width: float) -> End:
         """From the samples' distances (n,) from it, and their weights."""
-        near = (distances < width) & (weights > 0.0)
-        if np.count_nonzero(near) < 5:
+        near, least, steepest = (distances < width) & (weights > 0.0), 0.0, math.nan
+        if len(values := np.unique(distances[near])) < 5:  # rounding leaves no slope
             return cls(at, 0.0, width)
-        mean = float(weights[near] @ distances[near] / weights[near].sum()) / width
+        if weights[distances == 0.0].sum() > 4.0 / len(values) * weights[near].sum():  # an atom, no part of a slope
+            near, least, steepest = near & (distances > 0.0), 0.5 * values[1], -0.8 / width
+        mean = (float(weights[near] @ distances[near] / weights[near].sum()) - least) / width
         low, high = -20.0, 20.0  # of b w, between which the mean of exp(−b t) on [0, w] falls
         for _ in range(60):
             rate = 0.5 * (low + high)
             over = (0.5 - rate / 12.0 if abs(rate) < 1e-4 else 1.0 / rate - 1.0 / math.expm1(rate)) > mean
             low, high = (rate, high) if over else (low, rate)
-        return cls(at, math.nan if low < -0.8 else low / width, width)
+        return cls(at, steepest if low < -0.8 else low / width, width)
 
 
 class Edges(NamedTuple):
@@ -229,7 +231,7 @@ def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:
         (low, high), column, more = one.ends, z[:, j], []
         for k in _turns(one, reach[j]):
             image = k[0] * column + k[1]
-            near = (image <= low) & (image > low - reach[j]) | (image >= high) & (image < high + reach[j])
+            near = (image > low - reach[j]) & (image < high + reach[j])
             more.append((which[near], np.where(np.arange(z.shape[1]) == j, image[near, None], z[near])))
         which, z = np.concatenate([which, *(a for a, _ in more)]), np.concatenate([z, *(b for _, b in more)])
     return z, which
