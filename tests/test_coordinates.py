@@ -361,3 +361,12 @@ def test_what_is_refused():
 def test_the_guard_does_not_carry_the_mean_of_many_samples_away():
     x = np.exp(np.random.default_rng(0).normal(size=20_000))
     assert sdkde_core.prepare(x, coordinates="log").mean() == pytest.approx([x.mean()], rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_normal_scores_of_few_samples_keep_all_mass(seed):
+    x = np.random.default_rng(seed).standard_t(3, size=12)
+    density = sdkde_core.prepare(x, coordinates="normal-scores")
+    y = np.median(x) + np.ptp(x) * np.sinh(np.linspace(-9.0, 9.0, 100_001))
+    assert np.trapezoid(density.pdf(y), y) == pytest.approx(1.0, abs=2e-3)
+    assert (np.diff(density.cdf(y)) >= -1e-9).all()

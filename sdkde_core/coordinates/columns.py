@@ -243,6 +243,8 @@ def _fitted(name: str, column: Array, weights: Array) -> Any:
 
 def _own(one: Any, column: Array, what: str) -> Any:
     """A user's map, if it is monotone at the samples, and its inverse takes them back."""
+    if isinstance(one, Closed):  # one of a stack's
+        return one
     column = np.sort(column[np.isfinite(column)])
     z = np.asarray(one.forward(column))
     fits = z.shape == column.shape and np.isfinite(z).all() and (np.diff(z)[np.diff(column) > 0.0] > 0.0).all()
@@ -314,9 +316,9 @@ def without_ends(x: Array, weights: Array, supports: Sequence[Any]) -> tuple[Arr
         if low == "circular":
             return x, []
         if low is not None:
-            x[:, j] = low + abs(x[:, j] - low)
+            x[:, j] = np.where(x[:, j] < low, 2.0 * low - x[:, j], x[:, j])
         if high is not None:
-            x[:, j] = high - abs(high - x[:, j])
+            x[:, j] = np.where(x[:, j] > high, 2.0 * high - x[:, j], x[:, j])
         if low is not None and high is not None:
             maps.append(Closed("logit", low, high))
         else:

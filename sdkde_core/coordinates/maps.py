@@ -123,10 +123,12 @@ class NormalScores(NamedTuple):
         mass = np.bincount(left, weights * (left + 1 - place), bins)
         mass += np.bincount(left + 1, weights * (place - left), bins)
         normal, away = NormalDist(), (at - mean) / broad
-        density = (0.97 * _smoothed(mass, 4.0) + 0.02 * _smoothed(mass, 16.0)) / width
+        (close, *cut), (wide, *lost) = _smoothed(mass, 4.0), _smoothed(mass, 16.0)
+        density = (0.97 * close + 0.02 * wide) / width
         density += 0.01 / broad / math.sqrt(2.0 * math.pi) * np.exp(-0.5 * away**2)
         steps = 0.5 * width * (density[1:] + density[:-1])
         ends = [0.005 * math.erfc(t / math.sqrt(2.0)) for t in (-away[0], away[-1])]
+        ends = [end + 0.97 * a + 0.02 * b for end, a, b in zip(ends, cut, lost)]
         below = np.cumsum(np.append(ends[0], steps))
         above = np.cumsum(np.append(ends[1], steps[::-1]))[::-1]
         total = below[-1] + ends[1]
@@ -243,7 +245,7 @@ def quartiles(x: Array, weights: Array) -> tuple[list[float], float]:
     std = math.sqrt(weights @ np.square(x - weights @ x))
     if (weights == weights[0]).all():  # the same, without sorting
         return np.quantile(x, [0.25, 0.5, 0.75], method="hazen").tolist(), std
-    order = np.argsort(x)
+    order = np.lexsort((weights, x))
     reached = np.cumsum(weights[order]) - 0.5 * weights[order]
     return np.interp([0.25, 0.5, 0.75], reached, x[order]).tolist(), std
 
@@ -253,11 +255,12 @@ def _within(x: Array, z: Array, low: float, high: float) -> Array:
     return np.where(np.isfinite(z), np.clip(x, math.nextafter(low, math.inf), math.nextafter(high, -math.inf)), x)
 
 
-def _smoothed(mass: Array, h: float) -> Array:
-    """Masses on a grid convolved with a normal density that is h steps wide."""
+def _smoothed(mass: Array, h: float) -> tuple[Array, float, float]:
+    """Masses on a grid convolved with a normal density that is h steps wide; the masses before and beyond the grid."""
     reach = math.ceil(8.0 * h)
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / h) ** 2)
-    return np.convolve(mass, kernel / kernel.sum())[reach : reach + len(mass)]
+    whole, stop = np.convolve(mass, kernel / kernel.sum()), reach + len(mass)
+    return whole[reach:stop], whole[:reach].sum() + 0.5 * whole[reach], whole[stop:].sum() + 0.5 * whole[stop - 1]
 
 
 def joined(maps: Sequence[Any]) -> Any:
