@@ -72,8 +72,10 @@ def _within(fitted: Any, low: Array, high: Array) -> float:
         first[j], last[j] = ends[1, j], ends[0, j]
         return _within(fitted, low, first) + _within(fitted, last, high)
     low, high = np.maximum(low, ends[0]), np.minimum(high, ends[1])
-    empty = (low >= high).any()
-    return 0.0 if empty else min(1.0, probability(fitted.first.current, low, high) * math.exp(-fitted.log_mass))
+    if (low >= high).any():
+        return 0.0
+    found = probability(fitted.first.current, low, high) * math.exp(-fitted.log_mass)
+    return found if fitted.request.method == "laplace" else min(1.0, found)  # a part of a signed density may exceed 1
 
 
 def distribution(fitted: Any) -> Callable[[Any], Array]:
@@ -123,11 +125,12 @@ def _mapped_distribution(fitted: Any) -> Callable[[Any], Array]:
     if ends is None:
         return lambda x: inner(into(x))
     start, mass, (low, high) = _below(fitted.first.current, ends), math.exp(fitted.log_mass), ends[:, 0]
+    least, most = (-math.inf, math.inf) if fitted.request.method == "laplace" else (0.0, 1.0)  # the former is signed
 
     def between_ends(x: Array) -> Array:
         z = into(x)
         found = (inner(np.clip(z, low, high)) - start) / mass
-        return np.where(z <= low, 0.0, np.where(z >= high, 1.0, np.clip(found, 0.0, 1.0)))
+        return np.where(z <= low, 0.0, np.where(z >= high, 1.0, np.clip(found, least, most)))
 
     if not fitted.coordinates.circular[0]:
         return between_ends
@@ -136,7 +139,7 @@ def _mapped_distribution(fitted: Any) -> Callable[[Any], Array]:
     def around(x: Array) -> Array:
         inside = np.clip(x, 0.0, high)
         found = between_ends(inside) - before + (into(inside) < zero)
-        return np.where(x <= 0.0, 0.0, np.where(x >= high, 1.0, np.clip(found, 0.0, 1.0)))
+        return np.where(x <= 0.0, 0.0, np.where(x >= high, 1.0, np.clip(found, least, most)))
 
     return around
 
@@ -288,7 +291,7 @@ def log_thresholds(fitted: Any, shares: Array, n: int, random_state: Any) -> Arr
     """The logs of the density above which the shares (k,) lie."""
     if (found := on_cells(fitted)) is not None:
         cells = np.arange(len(found[0]))
-        parts = np.arange(0.0, len(cells) - 1.0, 1.0 / 16.0)  # sixteenths, between which sorting does not jump
+        parts = np.arange(-0.5, len(cells) - 0.5, 1.0 / 16.0) + 1.0 / 32.0  # sixteenths, so that sorting jumps less
         values, masses = (np.interp(parts, cells, x) for x in found[1:])
         return np.log(thresholds(values, masses / 16.0, shares))
     query = Argument.of("query", draws(fitted.current, n, random_state))
@@ -303,14 +306,16 @@ def on_cells(fitted: Any) -> tuple[Array, Array, Array] | None:
         inner = leaf.current if leaf.coordinates is None else leaf.first.current
         points, log_weights, scales, centre = inner.on_host
         places, far = points[log_weights > -math.inf, 0], (9.0 if inner.request.kernel == "gaussian" else 40.0)
-        low, high = places.min() - far * scales.max(), places.max() + far * scales.max()
-        many = (high - low) / scales.min() * 32.0
+        reach, h = far * scales.max(), float(inner.bandwidth.factor.reshape(-1)[0])
+        ends = (-math.inf, math.inf) if leaf.coordinates is None or leaf.ends is None else leaf.ends[:, 0]
+        low, high = np.clip(centre[0] + h * np.array([places.min() - reach, places.max() + reach]), *ends)
+        many = max((high - low) / (h * scales.min()) * 32.0, 512.0)  # kernels may be wider than a support
         if many > 1 << 16 or fitted.problem.d > 1:
             return None
-        z = centre[0] + float(inner.bandwidth.factor.reshape(-1)[0]) * np.linspace(low, high, math.ceil(many) + 1)
+        z = np.linspace(low, high, math.ceil(many) + 1)
         if leaf.coordinates is not None:
-            z = z if leaf.ends is None else np.clip(z, *leaf.ends[:, 0])
             z = leaf.coordinates.inverse(z[:, None])[:, 0]
+            z = np.append(z, ends) if leaf.coordinates.circular[0] else z  # a circle begins elsewhere in z
         found.append(z[np.isfinite(z)])
     edges = np.unique(np.concatenate(found))
     middles = 0.5 * edges[1:] + 0.5 * edges[:-1]
