@@ -15,6 +15,7 @@ import numpy as np
 from ..arrays import Array, array_namespace, detached, to_host
 from ..bandwidth.matrix import Bandwidth
 from ..engine.outliers import CLEAR, radii
+from ..messages import warn_once
 from ..protocol import PRECISIONS, TOLERANCES, Columns, Problem, Reduction
 
 #: Bandwidths from the centre within which nothing is refused: for the first two precisions √(a b / 2) / ε or less. At
@@ -48,6 +49,7 @@ def check_resolution(
 ) -> None:
     """Raise where a row and a column, both beyond the precision's reach, are too near each other for their rounding.
 
+    At ``"float64"`` that is a warning, within the reach of ``"high"``: no other precision has more digits there.
     ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. With a full matrix
     each coordinate is a sum over all columns: a column with far values spoils all.
     """
@@ -64,14 +66,19 @@ def check_resolution(
         return
     i, j, distance = found
     far = float(np.linalg.vector_norm(far_rows[i]))
-    others = [p for p in PRECISIONS if REACH[p] > max(far, reach)]
-    hint = f"pass precision={others[-1]!r}, which holds up to {REACH[others[-1]]:.2g}, " if others else "pass "
     row = f"row {first + here[i]} of {'train' if rows is None else 'query'}"
-    raise ValueError(
+    text = (
         f"precision={problem.precision!r} holds up to {reach:.2g} bandwidths from the median of train, but {row} is "
         f"{far:.1e} away, and {distance:.2g} from row {there[j]} of train: rounding to float64 blurs that by "
-        f"{far * 2.0**-52:.0e}; {hint}a larger bandwidth, or groups of points that are so far apart one by one"
+        f"{far * 2.0**-52:.0e}; "
     )
+    instead = "a larger bandwidth, or groups of points that are so far apart one by one"
+    if problem.precision == "float64" and problem.extent <= REACH["high"]:
+        warn_once(f"{text}log densities there have fewer digits. For more pass {instead}", "float64 is blurred")
+        return
+    others = [p for p in PRECISIONS if REACH[p] > max(far, reach)]
+    hint = f"precision={others[-1]!r}, which holds up to {REACH[others[-1]]:.2g}, " if others else ""
+    raise ValueError(f"{text}pass {hint}{instead}")
 
 
 def _beyond(reach: float, points: Any, log_weights: Any = None) -> tuple[Array, Array]:
