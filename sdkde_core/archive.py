@@ -25,6 +25,13 @@ from .storage import write_atomically
 VERSION = 1  # of the format
 
 
+def jsonable(value: Any) -> Any:
+    """A parameter with lists for tuples, and Python's numbers for NumPy's."""
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def plain(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options as a file keeps them; TypeError, beginning with ``name``, for one that JSON does not have."""
     for option, value in options.items():

@@ -268,3 +268,17 @@ def test_bad_options_and_points():
         kde.integrate_gaussian([0, 0], -np.eye(2) * 1e6)
     with pytest.raises(ValueError, match="mean does not have dimension 2"):
         kde.integrate_gaussian([0], np.eye(2))
+
+
+def test_a_covariance_of_the_users_and_numbers_of_numpys_are_saved(tmp_path):
+    x = np.random.default_rng(0).normal(size=(2, 60))
+    kde = sdkde_core.gaussian_kde(x, method="sdkde", step=np.float32(0.3), support=[(np.int64(-9), None), None])
+    kde.save(tmp_path / "a.sdkde")
+    assert sdkde_core.load(tmp_path / "a.sdkde")([0, 0]) == kde([0, 0])
+    kde = sdkde_core.gaussian_kde(x)
+    kde.covariance = 0.1 * np.eye(2)
+    kde.save(tmp_path / "b.sdkde")
+    loaded = sdkde_core.load(tmp_path / "b.sdkde")
+    assert np.array_equal(loaded.covariance, kde.covariance) and loaded([0, 0]) == kde([0, 0])
+    assert loaded.integrate_kde(loaded) == kde.integrate_kde(kde)
+    assert np.array_equal(loaded.resample(seed=0), kde.resample(seed=0))

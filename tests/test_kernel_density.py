@@ -289,3 +289,14 @@ def test_masked_arrays_are_refused():
             call()
     with pytest.raises(TypeError, match="X is a masked array"):
         model.fit(X).score_samples(masked)
+
+
+def test_numbers_of_numpys_are_saved_and_far_positions_are_summed(tmp_path, untold):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = KernelDensity(bandwidth=np.int64(1), leaf_size=np.int64(30), breadth_first=np.bool_(True)).fit(x)
+    model.save(tmp_path / "a.sdkde")
+    assert np.array_equal(sdkde_core.load(tmp_path / "a.sdkde").score_samples(x), model.score_samples(x))
+    times = 1.7e9 + np.repeat(3e7 * x, 9, axis=0)[:, :1] + 200.0 * np.random.default_rng(1).normal(size=(540, 1))
+    with pytest.warns(sdkde_core.SdkdeWarning, match="fewer digits"):
+        got = KernelDensity(bandwidth=60.0).fit(times).score_samples(times)
+    np.testing.assert_allclose(got, neighbors.KernelDensity(bandwidth=60.0).fit(times).score_samples(times), atol=1e-8)

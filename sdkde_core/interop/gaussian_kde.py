@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..api import estimate, prepare, select_bandwidth
-from ..archive import write
+from ..archive import jsonable, plain, write
 from ..arrays import Argument, Array, Origin, array_namespace, numbers, public, to_host
 from ..arrays.frames import Values
 from ..bandwidth.matrix import Bandwidth
@@ -203,12 +203,12 @@ class gaussian_kde:
     def resample(self, size: int | None = None, seed: Any = None) -> Any:
         """Return draws from the density, (d, size); for method="kde" a seed gives SciPy's draws.
 
-        ``size`` is ``int(neff)`` by default. ``seed``: an int, a Generator or RandomState of NumPy, or None for NumPy's
-        global state.
+        ``size`` is SciPy's by default, the whole part of neff as rounded there. ``seed``: an int, a Generator or
+        RandomState of NumPy, or None for NumPy's global state.
         """
         if self.method == "laplace":
             raise ValueError("resample is not for method='laplace', which is signed; pass method='sdkde' or 'kde'")
-        size = int(self.neff) if size is None else check_count("size", size)
+        size = int(1.0 / (self.weights @ self.weights)) if size is None else check_count("size", size)
         if self._elsewhere:
             return self._origin.restore(to_host(self.prepared.sample(size, seed)).T, "float64")
         state: Any = np.random.mtrand._rand if seed is None else seed
@@ -255,8 +255,11 @@ class gaussian_kde:
         """
         content, arrays = self.prepared.to_saved()
         factor = None if self.method == "stacked" else float(self.factor)
-        own = {"method": self.method, "options": dict(self._options), "factor": factor, "density": content}
+        options = plain("gaussian_kde", {name: jsonable(value) for name, value in self._options.items()})
+        own = {"method": self.method, "options": options, "factor": factor, "density": content}
         given = {} if self._weights is None else {"weights": self._weights}
+        if self.method != "stacked" and self.covariance is not self._computed[0]:  # the user's own
+            given["covariance"] = self.covariance
         write(path, "gaussian_kde", own, arrays | given | {"dataset": self._samples.T})
 
     @classmethod
@@ -267,7 +270,9 @@ class gaussian_kde:
         prepared = Prepared.from_saved(content["density"], arrays, name)
         if (prepared.n_train, prepared.n_dimensions, prepared.method) != (made.n, made.d, made.method):
             raise ValueError("its density and its dataset do not fit each other")
-        made._made = made.dataset, made._computed[0], prepared
+        if "covariance" in arrays:
+            made.covariance = arrays["covariance"].reshape(made.d, made.d)
+        made._made = made.dataset, vars(made).get("covariance"), prepared
         return made
 
     def scotts_factor(self) -> float:

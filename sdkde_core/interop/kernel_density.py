@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..api import prepare
-from ..archive import plain, write
+from ..archive import jsonable, plain, write
 from ..arrays import Array, refuse_masked, refuse_misread
 from ..bandwidth.matrix import Bandwidth
 from ..bandwidth.rules import BandwidthLike
@@ -206,7 +206,7 @@ class KernelDensity(neighbors.KernelDensity):
         if not isinstance(self.bandwidth, str | Real):
             parameters["bandwidth"] = np.asarray(self.bandwidth_).tolist()
         parameters |= {name: self._by_column(name) for name in ("coordinates", "support")}
-        parameters = {name: _listed(value) for name, value in parameters.items()}
+        parameters = {name: jsonable(value) for name, value in parameters.items()}
         own: dict[str, Any] = {"parameters": plain("KernelDensity", parameters), "density": content}
         if hasattr(self, "feature_names_in_"):
             own["feature_names"] = list(self.feature_names_in_)
@@ -236,8 +236,3 @@ def _plain(bandwidth: Bandwidth) -> Any:
     """A float where all h_j are equal, else (d,) in data units, or the matrix H."""
     h = np.asarray(bandwidth)
     return float(h[0]) if h.ndim == 1 and (h == h[0]).all() else h
-
-
-def _listed(value: Any) -> Any:
-    """A parameter with lists for tuples, as a file has them."""
-    return [_listed(one) for one in value] if isinstance(value, list | tuple) else value
