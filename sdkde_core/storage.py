@@ -48,6 +48,8 @@ def write_atomically(path: Path | str) -> Iterator[Path]:
         before: os.stat_result | None = None
         with suppress(FileNotFoundError):
             before = os.stat(path)
+            if not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         is_open = re.fullmatch(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", os.path.abspath(path))
         if before is not None and (is_open or not stat.S_ISREG(before.st_mode)):  # what this process has open too
             yield Path(path)

@@ -459,6 +459,8 @@ def test_export_and_import(tuned, tmp_path):
     assert output.count("imported") == 2
     before = Path("tuning.sqlite").read_bytes()
     assert "FILE and the database are one file" in refused("export", tmp_path / "tuning.sqlite")
+    assert "new.sqlite is there, and is no export" in refused("export", "new.sqlite")
+    assert "out.json: 20 trials" in run("export", "out.json").stderr
     assert Path("tuning.sqlite").read_bytes() == before
 
 

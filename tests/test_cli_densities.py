@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -388,3 +389,32 @@ def test_an_archive_of_several_arrays_is_not_replaced(tmp_path):
     done = CliRunner().invoke(main, ["estimate", str(tmp_path / "x.csv"), "-o", str(tmp_path / "o.npz")])
     assert done.exit_code and "also holds test, train" in done.output
     assert sorted(np.load(tmp_path / "o.npz")) == ["test", "train"]
+
+
+def test_points_that_change_while_they_are_read(tmp_path, monkeypatch):
+    x, y, o = (str(tmp_path / name) for name in ("x.npy", "y.npy", "o.npy"))
+    for name in (x, y):
+        np.save(name, np.random.default_rng(0).normal(size=(900, 2)))
+    monkeypatch.setattr("sdkde_core.cli.data.batch_rows", lambda *_: 300)
+    answered, calls = sdkde_core.cli.data.answered, []
+
+    def slow(*arguments):
+        calls.append(np.save(y, np.ones((900, 2))) if len(calls) == 1 else None)
+        return answered(*arguments)
+
+    monkeypatch.setattr("sdkde_core.cli.data.answered", slow)
+    done = CliRunner().invoke(main, ["estimate", x, y, "-o", o])
+    assert done.exit_code == 2 and "y.npy: has changed since it was opened" in done.stderr and not Path(o).exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes streams in a shell")
+def test_closed_streams(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(50, 2)))
+    code = "from sdkde_core.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "estimate", "x.npy", "-o"]
+    for output, closed in (("y.npy", "2>&-"), ("-", ">&-")):
+        done = subprocess.run(
+            f"{shlex.join([*command, output])} {closed}", shell=True, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == (0 if output == "y.npy" else 2), done.stderr
+    assert "standard output is closed" in done.stderr and len(np.load(tmp_path / "y.npy")) == 50

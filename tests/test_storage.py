@@ -261,3 +261,14 @@ def test_a_file_that_is_mounted_is_written_in_place(tmp_path, monkeypatch):
     with write_atomically(tmp_path / "p") as new:
         new.write_text("after")
     assert (tmp_path / "p").read_text() == "after" and len(list(tmp_path.iterdir())) == 1
+
+
+@posix
+def test_a_file_that_may_not_be_written_is_not_replaced(nobody):
+    nobody.chmod(0o777)
+    (nobody / "x").write_text("old")
+    (nobody / "x").chmod(0o444)
+    become_nobody()
+    with pytest.raises(PermissionError) as found:
+        write(nobody / "x", "new")
+    assert found.value.filename == str(nobody / "x") and (nobody / "x").read_text() == "old"

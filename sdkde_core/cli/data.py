@@ -197,6 +197,7 @@ class Results(NamedTuple):
             ready = prepared._fitted
             ready.asked(asked)
             for rows in points.batches(batch_rows(points.rows, ready.problem, ready.choice.info)):
+                points.check()  # the file is as it was when these were read
                 batch = Argument.of("query", rows)._replace(first=done)
                 part = answered(ready, batch, "log" if self.log else "density").astype(dtype)
                 if advance is not None:
@@ -233,8 +234,9 @@ class Results(NamedTuple):
     @contextmanager
     def progress(self, steps: int) -> Iterator[Advance | None]:
         """Yield a function to call with every number of rows done: on a terminal, after a second it draws a bar."""
-        among = is_stdout(self.output or "") and sys.stdout.isatty()  # the densities
-        start, shown, bars = time.perf_counter(), not (self.quiet or among) and sys.stderr.isatty(), list[Any]()
+        among = is_stdout(self.output or "") and sys.stdout and sys.stdout.isatty()  # the densities
+        shown = not (self.quiet or among) and sys.stderr and sys.stderr.isatty()
+        start, bars = time.perf_counter(), list[Any]()
 
         def show(done: int, rows: int) -> None:
             if shown and not bars and time.perf_counter() - start > 1:

@@ -124,6 +124,8 @@ def writing(text: str, shape: tuple[int, ...], dtype: str, name: str, names: Nam
     with ExitStack() as kept:
         target: Any = path
         if is_stdout(text):
+            if sys.stdout is None:
+                raise FileError("standard output is closed; name a file")
             target = sys.stdout.buffer
             kept.callback(target.flush)
         elif extension != ".zarr":

@@ -349,7 +349,8 @@ def read_parquet(name: str, path: Path, key: str, pick: Pick) -> Source:
             raise ValueError(f"column {schema.names[i]!r} is of type {kind}; pass real numbers only (see --columns)")
     narrow = bool(wanted) and all(schema.field(i).type in (arrow.float16(), arrow.float32()) for i in wanted)
     dtype = np.dtype(np.float32 if narrow else np.float64)
-    only = {} if wanted == kept else {"columns": [schema.names[i] for i in wanted]}  # what is not wanted is not read
+    one_each = len(set(schema.names)) == len(schema.names)  # then columns that are not wanted are not read
+    only = {"columns": [schema.names[i] for i in wanted]} if wanted != kept and one_each else {}
 
     def batches(rows: int) -> Iterator[Array]:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
