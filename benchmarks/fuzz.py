@@ -44,6 +44,7 @@ import torch
 from fuzz_oracle import UNIT, Array, Points, Sums, host, sums
 
 import sdkde_core
+from sdkde_core import SdkdeWarning, messages
 from sdkde_core.arrays import to_host
 from sdkde_core.choice import registry
 from sdkde_core.engine.failures import BackendFailed
@@ -412,7 +413,7 @@ def _refusal(error: Exception) -> tuple[str, str]:
     """What became of a problem without an answer, and why; declined is what a backend, or float64, is not made for."""
     if isinstance(error, (BackendUnavailable, NotDeclared)) and not isinstance(error, BackendFailed):
         return "declined", str(error).split("cannot do this: ")[-1]
-    if isinstance(error, ValueError) and "rounding to float64" in str(error):
+    if isinstance(error, ValueError | SdkdeWarning) and "rounding to float64" in str(error):
         return "declined", TOO_FAR
     return "raised", f"{type(error).__name__}: {error}"
 
@@ -420,8 +421,11 @@ def _refusal(error: Exception) -> tuple[str, str]:
 def run(drawn: Drawn, target: Target) -> Record:
     """Check a problem, whatever happens."""
     record, start = Record(drawn.index, drawn.task, drawn.precision, drawn.text), time.perf_counter()
+    messages._told.clear()  # what warns once a process is heard every time
     try:
-        found = check(drawn, target)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SdkdeWarning)
+            found = check(drawn, target)
     except Exception as error:
         record.outcome, record.reason = _refusal(error)
         last = traceback.extract_tb(error.__traceback__)[-1]
