@@ -55,9 +55,9 @@ def squares_kernel(u, squares, n, d, padded, ROWS: tl.constexpr, BLOCK: tl.const
 
 @sized
 def moves_kernel(u, weights, rates, squares, moves, n, d, padded, splits, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """S_j / D_j, 16 dimensions of it, and D_j, at one bandwidth: (d + 1, padded) float32 for each.
+    """S_j / D_j (16 of its dimensions) and D_j at one bandwidth: (d + 1, padded) float32 for each bandwidth.
 
-    Here and in what follows a bandwidth whose rate is negative is not looked at.
+    This kernel and the next ones skip bandwidths whose rate is negative.
     """
     i, size = tl.program_id(0) * ROWS + tl.arange(0, ROWS), padded // BLOCK * BLOCK
     k = tl.program_id(1) % splits * 16 + tl.arange(0, 16)
@@ -97,7 +97,7 @@ def criteria_kernel(
 ):  # fmt: skip
     """At one bandwidth log |p̂₋ᵢ|, its sign for laplace, and a program's part of ∫p̂² h^d.
 
-    ``length`` numbers of each bandwidth.
+    ``out`` has ``length`` numbers for each bandwidth.
     """
     i, size = tl.program_id(0) * ROWS + tl.arange(0, ROWS), padded // BLOCK * BLOCK
     bandwidth = tl.program_id(1)
@@ -161,7 +161,7 @@ def criteria_kernel(
 
 @triton.jit
 def _scores(loss, unit, w, row, b, n_eff):
-    """How plausible rows of losses in these units are beside the best row: _plausible of the choice's module."""
+    """The plausibility of each row of losses beside the best row: _plausible of sdkde_core.bandwidth.selection."""
     means = tl.where(row, unit * tl.sum(loss * w, 0), float("inf"))
     best = b == tl.argmin(means, 0)
     own = tl.sum(tl.where(best, unit, 0.0), 0)
@@ -180,10 +180,10 @@ def narrow_kernel(
     values, weights, few, rates, out, n, d, length, splits, top, m, unit, factor,
     SQUARES: tl.constexpr, LOGS: tl.constexpr, LAPLACE: tl.constexpr,
 ):  # fmt: skip
-    """Write the rates that samples are asked about, and −1 for others: _Looks.narrowed of sdkde_core's choice.
+    """Write the rates to evaluate on all samples, and −1 for others, as _Criteria.narrowed of sdkde_core does.
 
-    ``values`` are from :func:`criteria_kernel`, at ``splits`` rates ``few``, every third of the others up to the
-    one before ``top``, and the first of all; there are ``m`` rates. They stand for ``factor`` times the samples.
+    ``values`` are from :func:`criteria_kernel` at ``splits`` rates ``few``: every third of the ``m`` rates up to the
+    one before ``top``, and the first. They stand for ``factor`` times as many samples.
     ``unit`` is 1, which the compiler does not know: else it gives a thread all bandwidths of a sample, and spills.
     """
     b, i, j, counted = tl.arange(0, 16), tl.arange(0, 512), tl.arange(0, 64), n * (1 + LAPLACE)

@@ -37,13 +37,13 @@ FITS = 7
 
 @triton.jit
 def _at(state, fit, DIM: tl.constexpr):
-    """Where a fit begins."""
+    """The address of a fit's numbers in ``state``."""
     return state + 2 * MOST + fit * (2 * DIM * DIM + 8 + MOST)
 
 
 @triton.jit
 def _root(a, d, DIM: tl.constexpr):
-    """K⁻¹ and log det K of a matrix K Kᵀ, by Gauss's elimination; rows and columns are read without moving them."""
+    """K⁻¹ and log det K of a matrix a = K Kᵀ, by Gauss's elimination; masks pick rows and columns."""
     i = tl.arange(0, DIM)
     inverse = tl.where(i[:, None] == i[None, :], f64(1.0), f64(0.0))
     pivots = tl.full((DIM,), 1.0, tl.float64)
@@ -60,7 +60,7 @@ def _root(a, d, DIM: tl.constexpr):
 
 @triton.jit
 def _quantile(values, n, first, share):
-    """What lies between the order statistics ``first`` and the next of n values, by this share.
+    """The quantile of n values, a ``share`` of the way from the order statistic ``first`` to the next one.
 
     A bitonic sort (Batcher 1968) in one loop: tl.sort unrolls it, and takes a second to compile.
     """
@@ -77,14 +77,14 @@ def _quantile(values, n, first, share):
 
 @triton.jit
 def _distance(a, diagonal):
-    """How far a matrix is from the identity: no eigenvalue is further from 1."""
+    """The Frobenius norm of a less the identity: no eigenvalue is further from 1."""
     away = a - tl.where(diagonal, 1.0, 0.0)
     return tl.sqrt(tl.sum(tl.sum(away * away, 1), 0))
 
 
 @triton.jit
 def _turn(u, v, at, n, d, across, along, DIM: tl.constexpr):
-    """Write W u of n samples of d dimensions, which lie so far apart, for W as it was stored before."""
+    """Write W u of n samples of d dimensions; ``across`` and ``along`` are strides, and W is stored ``at`` there."""
     BLOCK: tl.constexpr = MOST if MOST < 2048 // DIM else 2048 // DIM
     k = tl.arange(0, DIM)
     tl.debug_barrier()
@@ -100,10 +100,10 @@ def _turn(u, v, at, n, d, across, along, DIM: tl.constexpr):
 def _step(
     u, at, v, parts, apart, programs, d, kind, asked, length, other, least, FULL: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
-    """Sum the programs' shares in a fit's moment, and go a step of EM, ``length`` times as long; 0: none.
+    """Sum all programs' parts of a fit's moment, and take a step of EM that is ``length`` times as long; 0: none.
 
-    ``kind`` 0: one scale, 1: a scale per column, 2: a matrix, if FULL, where lengths are whole numbers; 3: one scale,
-    by a step of the length ``other``.
+    ``kind`` is what the step changes. 0: one scale, 1: a scale per column, 2: a matrix (only if FULL, by lengths that
+    are whole numbers), 3: one scale, by a step of the length ``other``.
     """
     k = tl.arange(0, DIM)
     DD: tl.constexpr = DIM * DIM
@@ -152,12 +152,12 @@ def step_kernel(
     u, state, turned, scratch, counts, n, d, first, kind, asked, length, other, least,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FULL: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """What fits say of a program's rows; the last program of a fit sums the moment and goes a step of EM.
+    """Left-out log densities of a program's rows by a fit; the fit's last program then takes a step of EM.
 
-    ``first`` has the numbers of the fits, four bits each; ``asked``, two bits each, what is summed: 0 the moment's
-    trace, 1 its diagonal, 2 all of it, if FULL; ``kind``, two bits each, and lengths are of :func:`_step`. ``scratch``
-    has for each program (ROWS, MOST) and (DIM, DIM) float32: its rows' shares, and its share in the moment. ``counts``
-    of the fits are 0 before and after.
+    ``first`` packs the numbers of the fits, four bits each. ``asked`` packs what is summed, two bits each: 0 the
+    moment's trace, 1 its diagonal, 2 all of it, if FULL. ``kind``, two bits each, and lengths are for :func:`_step`.
+    ``scratch`` has float32 (ROWS, MOST) and (DIM, DIM) for each program: its rows' shares, and its part of the moment.
+    ``counts`` has the number of programs that are done, for each fit: 0 before and after.
     """
     chain, j, k, DD = tl.program_id(1), tl.arange(0, MOST), tl.arange(0, DIM), DIM * DIM
     fit, i = (first >> (4 * chain)) & 15, tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -219,7 +219,7 @@ def step_kernel(
 
 @sized
 def rows_kernel(state, n, first, share, DIM: tl.constexpr):
-    """The samples' shares in the likelihood from the first fit: those below a quantile (see there) count less."""
+    """The samples' weights in the likelihood, by the first fit: those below a quantile of its logs count less."""
     i = tl.arange(0, MOST)
     found, weights = _at(state, 0, DIM) + 2 * DIM * DIM + 8, tl.where(i < n, tl.exp(tl.load(state + i)), 0.0)
     logs = tl.load(found + i, mask=i < n, other=0.0) - tl.log(1.0 - weights)
@@ -230,10 +230,10 @@ def rows_kernel(state, n, first, share, DIM: tl.constexpr):
 
 @sized
 def begin_kernel(x, weights, counts, u, state, turned, n, d, m, kind, unit, constant, DIM: tl.constexpr):
-    """What fits begin with. ``kind`` 0: the first, with ``unit`` for a scale; 1: fits 1, 2 and 4; 2: 3, 5 and 6.
+    """Begin fits. ``kind`` 0: the first, with the scale ``unit``; 1: fits 1, 2 and 4; 2: fits 3, 5 and 6.
 
-    The first finds samples x (m, d) and their weights. It writes u, (DIM, MOST), the first n of them, what all fits
-    share, and counts of 0.
+    The first reads samples x (m, d) and their weights. It writes the first n samples as u, (DIM, MOST), the numbers
+    that all fits share, and counts of 0.
     """
     chain, k, DD = tl.program_id(0), tl.arange(0, DIM), DIM * DIM
     here, diagonal, i = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], tl.arange(0, MOST)
@@ -297,10 +297,10 @@ def begin_kernel(x, weights, counts, u, state, turned, n, d, m, kind, unit, cons
 
 @sized
 def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl.constexpr, DIM: tl.constexpr):
-    """Compare the fits, as :func:`sdkde_core.bandwidth.shapes.find_shape` does; ``asked`` 0: none but scales.
+    """Compare the fits, as :func:`sdkde_core.bandwidth.shapes.find_shape` does; ``asked`` 0: only those of scales.
 
-    ``shape`` (2 + d²,) gets half the number of the one that is taken, the median log of what it makes samples likelier
-    by, and W, of the shape's size; ``out`` the samples x (m, d) by that.
+    ``shape`` (2 + d²,) gets half the number of the fit that is taken, the median gain in log density by it, and its W
+    at the shape's size. ``out`` gets W x of the samples x (m, d).
     """
     i, k, DD = tl.arange(0, MOST), tl.arange(0, DIM), DIM * DIM
     here, diagonal, correlated = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], _at(state, 4, DIM)

@@ -40,7 +40,7 @@ def _bandwidth(of, row):
 
 @triton.jit
 def _gaps(u, i, n):
-    """How far samples are from those before them."""
+    """The differences of sorted samples from the ones before."""
     return tl.load(u + i, mask=i < n, other=0.0) - tl.load(u + tl.maximum(i - 1, 0), mask=i < n, other=0.0)
 
 
@@ -96,7 +96,7 @@ def folds_kernel(u, values, begins, slots, folds, found, copies, n, most, BLOCK:
 
 @triton.jit
 def _quartile(every, n, part):
-    """That of sorted samples, of type 7."""
+    """A quartile of sorted samples, of type 7."""
     at = (wide(n) - 1) * part
     low = tl.load(every + at // 4)
     return low + (at % 4) * 0.25 * (tl.load(every + (at + 3) // 4) - low)
@@ -104,7 +104,7 @@ def _quartile(every, n, part):
 
 @sized
 def first_kernel(every, std, found, of, n, unit, GROWTH: tl.constexpr):
-    """Measure all samples, and begin the search with the bandwidth ``unit``, the bits of a number, in spreads."""
+    """Measure all samples, and begin the search at the bandwidth with the bits ``unit``, in spreads."""
     deviation, low = tl.load(std), _quartile(every, n, 1)
     between = _quartile(every, n, 3) - low
     scaled = between / 1.34
@@ -120,7 +120,7 @@ def first_kernel(every, std, found, of, n, unit, GROWTH: tl.constexpr):
 
 @sized
 def places_kernel(u, of, places, ends, n, kind, BLOCK: tl.constexpr):
-    """Where samples are in bins, 6 ``kind`` to a bandwidth, which is in the unit of u; gaps are 10 ``kind`` at most."""
+    """The samples' places in bins, 6 ``kind`` to a bandwidth in the unit of u; gaps become 10 ``kind`` bins at most."""
     k, i, first = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), 30 * kind * kind
     width, less = _bandwidth(of, k) / (6 * kind), tl.zeros((BLOCK,), tl.float64)
     for start in range(0, tl.program_id(0) * BLOCK, BLOCK):
@@ -160,7 +160,7 @@ def bins_kernel(places, folds, mass, n, length, splits, BLOCK: tl.constexpr):
 
 @sized
 def rest_kernel(mass, held, left, ends, n, length, cycle, splits, BLOCK: tl.constexpr):
-    """Masses without those of a fold, which has ``held`` of n samples; their rows' ends follow those there are."""
+    """Masses without each fold, which has ``held`` of n samples; the ends of these rows follow the ends so far."""
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end, share = tl.load(ends + row % cycle), 1.0 - tl.load(held + row // cycle) / n
     tl.store(ends + cycle + row, end)
@@ -245,10 +245,10 @@ def sums_kernel(
     mass, own, ends, of, out, estimate, length, cycle, most, kind, asked,
     LAPLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the estimate p̂ by ``most`` masses Σ p̂², and Σ p̂^(5/4), and those of other masses times p̂, p̂^(1/4) and log p̂.
+    """Σ p̂², Σ p̂^(5/4), and Σ of other masses times p̂, p̂^(1/4) and log p̂, for the estimate p̂ from ``most`` masses.
 
-    By tiles, (rows, TILES, 5); NaN where a row's end is beyond its length. ``kind``: how often the masses have been
-    shared between bins, the others ``asked`` times; p̂ there is as if they had not been. ``estimate``: masses of p̂.
+    Sums are by tiles, (rows, TILES, 5); NaN where a row's end is beyond its length. ``kind``: how often the masses have
+    been shared between bins (the others ``asked`` times), which p̂ makes up for. ``estimate`` gets the masses of p̂.
     """
     row, j = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end, h = tl.load(ends + row % cycle), _bandwidth(of, row)
@@ -295,7 +295,7 @@ def total_kernel(out, steps, found, MOVED: tl.constexpr):
 
 @triton.jit
 def _losses(found, samples, of, n, splits, count, kind):
-    """A criterion, 0 power, 1 least squares, 2 likelihood, at ``count`` bandwidths, (16,); NONE where it is none."""
+    """A criterion (0 power, 1 least squares, 2 likelihood) at ``count`` bandwidths, (16,); NONE where it has none."""
     fold, i = tl.arange(0, 8)[:, None], tl.arange(0, 16)
     inside, at = (fold < splits) & (i < count)[None, :], found + (fold * count + i[None, :]) * 6
     held, unit = tl.load(samples + fold, mask=fold < splits, other=0.0) / n, 6.0 / _bandwidth(of, i)
@@ -313,7 +313,7 @@ def _of(losses, k):
 
 @triton.jit
 def _lowest(losses):
-    """How far a local minimum is from the middle of losses (16,), NONE at the ends: descend of the core's line."""
+    """The place of a local minimum of losses (16,) less their middle, NONE at the ends: as ``descend`` in the core."""
     at, found = tl.full((), 8, tl.int32), f64(0.0)
     for _ in range(8):
         low, here, high = _of(losses, at - 1), _of(losses, at), _of(losses, at + 1)
@@ -330,9 +330,9 @@ def next_kernel(
     found, of, n, splits, length, asked, kind, first, top,
     MOVED: tl.constexpr, LAPLACE: tl.constexpr, SCORE: tl.constexpr, GROWTH: tl.constexpr,
 ):  # fmt: skip
-    """Find what to look at next: what :func:`line_search` returns first, and the bandwidths, which it writes to ``of``.
+    """Find the next bandwidths, write them to ``of``, and the first result of :func:`line_search`.
 
-    ``asked``: 0 those near the best of the first; 1 and 2 pilots.
+    ``asked`` 0: the bandwidths near the best one so far; 1 and 2: pilots.
     """
     p, held = tl.arange(0, 16) - 8, found + 12
     sums = held + 8

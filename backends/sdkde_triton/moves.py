@@ -49,7 +49,7 @@ def parts_kernel(points, shift, logs, parts, n, d, WEIGHTED: tl.constexpr, W: tl
 
 @sized
 def move_kernel(points, shift, parts, out, n, d, splits, unit, least, most, W: tl.constexpr, B: tl.constexpr):
-    """The points plus the step "moments" times the shift over ``unit``; that, ``least`` and ``most`` are bits."""
+    """The points plus the step "moments" times shift / ``unit``; ``unit``, ``least`` and ``most`` are bits."""
     c, k = number(unit), tl.arange(0, W)
     mean, shifted = tl.zeros((W,), tl.float64), tl.zeros((W,), tl.float64)
     for first in range(0, splits, 16):
@@ -78,7 +78,7 @@ def move_kernel(points, shift, parts, out, n, d, splits, unit, least, most, W: t
 
 @sized
 def reach_kernel(logs, reached, n, B: tl.constexpr):
-    """Running sums of weights whose logs are given, (n,), by one program."""
+    """The running sums (n,) of weights with these logs, by one program."""
     before, i = f64(0.0), tl.arange(0, B)
     for first in range(0, n, B):
         w = tl.exp(tl.load(logs + first + i, mask=first + i < n, other=float("-inf")))
@@ -88,7 +88,7 @@ def reach_kernel(logs, reached, n, B: tl.constexpr):
 
 @sized
 def unit_kernel(points, reached, out, n, d, first, unit, PICKED: tl.constexpr, W: tl.constexpr, B: tl.constexpr):
-    """Points over a number whose bits are ``unit``: all n, or n of the ``first``, PICKED 1 evenly, 2 by weight."""
+    """Points over the number with the bits ``unit``: all n, or n of ``first``, picked evenly (1) or by weight (2)."""
     i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
     inside, source = (i < n)[:, None] & (k < d)[None, :], i
     place = (i.to(tl.float64) + (0.5 - 1e-6)) / n  # as in sdkde_core.engine.groups
@@ -107,7 +107,7 @@ def unit_kernel(points, reached, out, n, d, first, unit, PICKED: tl.constexpr, W
 
 @triton.jit
 def _terms(one, other, i, m, constant, rest):
-    """exp(a − top), exp(b − top), top; a and b are logs plus the numbers whose bits are ``constant`` and ``rest``."""
+    """exp(a − top), exp(b − top) and top; a and b are logs plus the numbers with the bits ``constant``, ``rest``."""
     a = tl.load(one + i, mask=i < m, other=0.0) + number(constant)
     b = tl.load(other + i, mask=i < m, other=0.0) + number(rest)
     top = tl.maximum(tl.where(a > -1e300, a, -1e300), tl.where(b > -1e300, b, -1e300))  # NaN stays in the sum
@@ -116,7 +116,7 @@ def _terms(one, other, i, m, constant, rest):
 
 @sized
 def join_kernel(one, other, out, m, kind, constant, rest, SINGLE: tl.constexpr, B: tl.constexpr):
-    """The sum of two densities, kind 1: its log; ``constant`` and ``rest``, bits, are added to their logs."""
+    """The sum of two densities (kind 1: its log) from logs, to which ``constant`` and ``rest``, bits, are added."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b, top = _terms(one, other, i, m, constant, rest)
     total = a + b
@@ -127,7 +127,7 @@ def join_kernel(one, other, out, m, kind, constant, rest, SINGLE: tl.constexpr, 
 
 @sized
 def shifts_kernel(one, other, shift, second, out, n, d, constant, rest, unit, most, W: tl.constexpr, B: tl.constexpr):
-    """The shift (n, d) of the sum of two densities, theirs over the numbers whose bits are ``unit`` and ``most``."""
+    """The shift (n, d) of the sum of two densities, from their shifts over the numbers ``unit`` and ``most``."""
     i, k = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B), tl.arange(0, W)
     a, b, _ = _terms(one, other, i, n, constant, rest)
     total = tl.where(a + b == 0, 1.0, a + b)

@@ -22,13 +22,13 @@ MOST = tl.constexpr(128)
 
 @triton.jit
 def _value(ordered):
-    """The number of bits in the order of unsigned integers."""
+    """The float64 whose bits were mapped to unsigned integers of the same order."""
     return number(ordered ^ ((~ordered >> 63) | -0x8000000000000000))
 
 
 @sized
 def clear_kernel(counts, columns, length, n, BLOCK: tl.constexpr):
-    """Set so many counts to 0, and n numbers."""
+    """Set ``length`` counts and n numbers to 0."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(counts + i, 0 * i, mask=i < length)
     tl.store(columns + i, 0.0 * i, mask=i < n)
@@ -36,12 +36,12 @@ def clear_kernel(counts, columns, length, n, BLOCK: tl.constexpr):
 
 @sized
 def digit_kernel(x, counts, found, parts, n, d, first, top, kind, ROWS: tl.constexpr, BINS: tl.constexpr):
-    """A step towards two values of each column x (d, n), of the ranks ``first`` and ``top``: eight bits of them.
+    """A step of radix selection: eight more bits of each column's values with the ranks ``first`` and ``top``.
 
-    Step ``kind`` counts which bits follow in values that begin as found so far: ``counts`` (9, 2d, BINS), 0 before.
-    ``found`` (9, 2d, 2) has these first bits, and the rank among such values. ``parts`` (5, 2d, MOST) are of each
-    program, by the first step: the sum, from the column's first value on; by the next ones: squares about the mean; the
-    least value, the largest, and by the last step the least one beyond what was found.
+    x (d, n) are the columns. Step ``kind`` of 9 counts the next eight bits of the values that begin with the bits found
+    so far, in ``counts`` (9, 2d, BINS), 0 before. ``found`` (9, 2d, 2) has these first bits, and the rank among such
+    values. ``parts`` (5, 2d, MOST) has for each program: the sum less the column's first value (step 0), squares about
+    the mean (later steps), the least and the largest value, and the least value beyond the one found (the last step).
     """
     pair, p, programs, pairs, bins = tl.program_id(1), tl.program_id(0), tl.num_programs(0), 2 * d, tl.arange(0, BINS)
     at, counts, parts = found + 2 * (kind * pairs + pair), counts + (kind * pairs + pair) * BINS, parts + pair * MOST
@@ -82,11 +82,11 @@ def order_kernel(
     x, taken, ranks, columns, counts, found, parts, m, n, d, splits, share, rest,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What :meth:`sdkde_core.protocol.CriteriaBackend.ordered` says of a column; then two middle values: (13, d).
+    """The statistics of a column by :meth:`sdkde_core.protocol.CriteriaBackend.ordered`, and two middle values.
 
-    ``ranks`` (d, n) are the samples' places in order of each column; in the first one those that are equal follow the
-    second. ``taken`` are places in columns x (d, m). ``counts``, ``found`` and ``parts`` are from :func:`digit_kernel`,
-    by ``splits`` programs. ``share`` and ``rest``: how far between two values the quartiles are.
+    They are ``columns`` (13, d). ``ranks`` (d, n) gets the samples' ranks in each column; ties in the first column are
+    ordered by the second. ``taken`` are the samples' indices in columns x (d, m). ``counts``, ``found`` and ``parts``
+    are from ``splits`` programs of :func:`digit_kernel`. The quartiles lie ``share`` and ``rest`` between two values.
     """
     k, i = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     second = x + wide(tl.where(k == 0, 1, k)) * m
@@ -141,9 +141,9 @@ def order_kernel(
 
 @sized
 def place_kernel(x, taken, ranks, columns, places, out, weights, m, n, d, asked, DIM: tl.constexpr, ROWS: tl.constexpr):
-    """The samples less the columns' medians, in their spreads: at the places of their ranks in the first column.
+    """Write (x − median) / spread of each sample at the place for its rank in the first column, and equal weights.
 
-    If ``asked``, these are one. ``weights`` are equal, and sum to 1.
+    If ``asked``, all columns have the geometric mean of their spreads.
     """
     k, i = tl.arange(0, DIM), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     std, low = tl.load(columns + k, mask=k < d, other=1.0), tl.load(columns + d + k, mask=k < d, other=0.0)
