@@ -128,7 +128,7 @@ def estimate(
         Errors of log p̂ of at most about 5e-4, 1e-5 or 1e-10 for every row (see
         :data:`sdkde_core.protocol.TOLERANCES`). ``"auto"``: the environment variable ``SDKDE_PRECISION``, else high for
         float64 input and fast for narrower. Points beyond 1e10, 1e9 or 1.5e4 bandwidths from the samples' median are
-        refused where they are so near each other that float64 does not hold the difference.
+        refused (up to 1e9 float64 warns) where float64 does not hold how near they are to each other.
     backend : str
         A backend's name, or ``"auto"``: the environment variable ``SDKDE_BACKEND``, else the best by predicted time
         (:func:`explain` says which and why). For host data that includes a tenth of start-up, until :func:`warm_up`.

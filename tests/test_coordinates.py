@@ -370,3 +370,4 @@ def test_normal_scores_of_few_samples_keep_all_mass(seed):
     y = np.median(x) + np.ptp(x) * np.sinh(np.linspace(-9.0, 9.0, 100_001))
     assert np.trapezoid(density.pdf(y), y) == pytest.approx(1.0, abs=2e-3)
     assert (np.diff(density.cdf(y)) >= -1e-9).all()
+    assert abs(density.quantile([1e-3, 0.999]) - np.median(x)).max() < 200.0 * np.ptp(x)

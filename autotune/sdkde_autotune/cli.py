@@ -262,7 +262,8 @@ def export(file: str, winners: bool, db: Path | None, **filters: Any) -> None:
     with _store(db, write=False) as store:
         if Path(file).exists() and Path(file).samefile(store.path):
             raise ValueError(f"FILE and the database are one file, {file}; pass another FILE")
-        if Path(file).is_file() and Path(file).stat().st_size and b'"sdkde-tuning"' not in Path(file).read_bytes()[:99]:
+        begins = Path(file).read_bytes()[:99] if file != "-" and Path(file).is_file() else b""
+        if begins and b'"format": "sdkde-tuning"' not in begins:
             raise ValueError(f"{file} is there, and is no export; name another file, or remove it first")
         dump, best = store.dump(only_winners=winners, **wanted), store.best(**wanted)
     text = json.dumps(dump, indent=1)

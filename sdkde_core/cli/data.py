@@ -197,13 +197,13 @@ class Results(NamedTuple):
             ready = prepared._fitted
             ready.asked(asked)
             for rows in points.batches(batch_rows(points.rows, ready.problem, ready.choice.info)):
-                points.check()  # the file is as it was when these were read
                 batch = Argument.of("query", rows)._replace(first=done)
                 part = answered(ready, batch, "log" if self.log else "density").astype(dtype)
                 if advance is not None:
                     advance(len(rows))
                 below, done = below + undefined(ready.request, part, self.log), done + len(rows)
                 write(part), also(part)
+            points.check()  # before the output takes its place
         return below, f"{prepared.backend} on {prepared.device}"
 
     @contextmanager

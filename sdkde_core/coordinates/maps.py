@@ -135,6 +135,7 @@ class NormalScores(NamedTuple):
         half = [normal.inv_cdf(float(p)) for p in np.minimum(below, above) / total]
         values = np.where(below < above, half, np.negative(half))
         logs = np.log(density / total) + 0.5 * values**2 + 0.5 * math.log(2.0 * math.pi)
+        logs[[0, -1]] = np.maximum(logs[[0, -1]], -math.log(h))  # beyond the table no kernel is wider than h
         turns = np.gradient(logs, width)
         turns[[0, -1]] = 0.0
         table, middle = Table.of(at, logs, turns), int(np.argmin(abs(values)))

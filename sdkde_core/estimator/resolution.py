@@ -53,30 +53,31 @@ def check_resolution(
     ``rows``: query points, None: the columns; ``first``: the first row's number in the whole query. With a full matrix
     each coordinate is a sum over all columns: a column with far values spoils all.
     """
-    reach = REACH[problem.precision]
-    if problem.extent <= reach:
-        return
-    there, far_columns = _beyond(reach, columns.points, columns.log_weights)
-    here, far_rows = _beyond(reach, columns.points if rows is None else rows)
     mixed, relative = bandwidth.factor.ndim == 2, TOLERANCES[problem.precision][problem.reduction].relative
     most = 4.0 / relative if problem.reduction is Reduction.MEAN else math.inf  # no shift is wrong by more than 2 r
-    same = here if rows is None else np.full(len(here), -1)
-    found = _near_pair(far_rows, far_columns, reach, (2.0**-50 / relative, most), mixed, (same, there))
+    found, held = None, REACH[problem.precision]
+    for reach in (REACH["high"], held) if problem.precision == "float64" else (held,):
+        if found is None and problem.extent > reach:
+            last = reach
+            there, far_columns = _beyond(reach, columns.points, columns.log_weights)
+            here, far_rows = _beyond(reach, columns.points if rows is None else rows)
+            same = here if rows is None else np.full(len(here), -1)
+            found = _near_pair(far_rows, far_columns, reach, (2.0**-50 / relative, most), mixed, (same, there))
     if found is None:
         return
     i, j, distance = found
     far = float(np.linalg.vector_norm(far_rows[i]))
     row = f"row {first + here[i]} of {'train' if rows is None else 'query'}"
     text = (
-        f"precision={problem.precision!r} holds up to {reach:.2g} bandwidths from the median of train, but {row} is "
+        f"precision={problem.precision!r} holds up to {held:.2g} bandwidths from the median of train, but {row} is "
         f"{far:.1e} away, and {distance:.2g} from row {there[j]} of train: rounding to float64 blurs that by "
         f"{far * 2.0**-52:.0e}; "
     )
     instead = "a larger bandwidth, or groups of points that are so far apart one by one"
-    if problem.precision == "float64" and problem.extent <= REACH["high"]:
+    if problem.precision == "float64" and last == held:
         warn_once(f"{text}log densities there have fewer digits. For more pass {instead}", "float64 is blurred")
         return
-    others = [p for p in PRECISIONS if REACH[p] > max(far, reach)]
+    others = [p for p in PRECISIONS if REACH[p] > max(far, last)]
     hint = f"precision={others[-1]!r}, which holds up to {REACH[others[-1]]:.2g}, " if others else ""
     raise ValueError(f"{text}pass {hint}{instead}")
 
