@@ -224,7 +224,7 @@ def refuse(wrong: Array, column: Array, has: str, why: str, instead: str) -> Non
 
 def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:
     """Samples z (n, d), then their images within ``reach`` (d,) of an end: (k, d), and whose each is, (k,)."""
-    which = np.arange(len(z))
+    which, total, most = np.arange(len(z)), len(z), 20 * len(z) + 1_000_000
     for j, one in enumerate(maps):
         if not isinstance(one, Edges | Circle):
             continue
@@ -232,6 +232,9 @@ def images(z: Array, maps: Sequence[Any], reach: Array) -> tuple[Array, Array]:
         for k in _turns(one, reach[j]):
             image = k[0] * column + k[1]
             near = (image > low - reach[j]) & (image < high + reach[j])
+            if (total := total + int(np.count_nonzero(near))) > most:
+                instead = "pass coordinates='logit' or 'log' for some of them instead, or a smaller bandwidth"
+                raise ValueError(f"support of so many columns makes more than {most} images; {instead}")
             more.append((which[near], np.where(np.arange(z.shape[1]) == j, image[near, None], z[near])))
         which, z = np.concatenate([which, *(a for a, _ in more)]), np.concatenate([z, *(b for _, b in more)])
     return z, which

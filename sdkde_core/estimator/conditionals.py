@@ -188,7 +188,7 @@ class _Kernels:
         order = np.argsort(self.places[:, 0])
         at = np.count_nonzero(np.cumsum(self.shares[:, order], axis=1) < q, axis=1)
         start = np.clip(self.places[order[np.minimum(at, len(order) - 1)], 0] + moved, low, high)
-        z = _root(self.below, q, low, high, start)
+        z = root(self.below, q, low, high, start)
         return z if self.maps is None else self.maps.inverse(z[:, None])[:, 0]
 
     def reached(self, x: Array, rows: Array) -> tuple[Array, Array]:
@@ -221,23 +221,23 @@ def _quantile(parts: list[_Kernels], q: float) -> Array:
         return below.sum(axis=0), density.sum(axis=0)
 
     low, high = each.min(axis=0), each.max(axis=0)
-    return _root(reached, q, low, high, 0.5 * low + 0.5 * high)
+    return root(reached, q, low, high, 0.5 * low + 0.5 * high)
 
 
-def _root(function: Any, q: float, low: Array, high: Array, x: Array) -> Array:
-    """Where distribution functions of rows (b,) are q, by Newton's steps from x between low and high, else halves.
+def root(function: Any, q: Any, low: Array, high: Array, x: Array) -> Array:
+    """Where distribution functions of rows (b,) are q, a number or (b,): by Newton's steps from x, else by halves.
 
-    ``function``: of x (r,) and rows (r,) to the values and the densities.
+    ``low`` and ``high`` are bounds. ``function``: of x (r,) and rows (r,) to the values and the densities.
     """
-    rows, x = np.arange(len(x)), x.copy()
+    rows, x, q = np.arange(len(x)), x.copy(), np.broadcast_to(q, x.shape)
     for _ in range(200):
         below, density = function(x[rows], rows)
-        at, error = x[rows], below - q
+        at, error = x[rows], below - q[rows]
         low[rows], high[rows] = np.where(error < 0.0, at, low[rows]), np.where(error < 0.0, high[rows], at)
         tried = at - error / density
         between = (tried > low[rows]) & (tried < high[rows])
         x[rows] = np.where(between, tried, 0.5 * low[rows] + 0.5 * high[rows])
-        done = (abs(error) <= 1e-12 * min(q, 1.0 - q)) | (x[rows] == at)
+        done = (abs(error) <= 1e-12 * np.minimum(q, 1.0 - q)[rows]) | (x[rows] == at)
         x[rows[done]] = at[done]
         rows = rows[~done]
         if not rows.size:

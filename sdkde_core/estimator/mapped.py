@@ -227,10 +227,6 @@ def _with_images(request: Request, z: Argument, coordinates: Coordinates, reach:
     x = z.at(Origin())
     reach = np.minimum(reach, 100.0 * np.ptp(np.asarray(coordinates.ends), axis=0))
     found, which = images(x, coordinates.maps, reach)
-    if len(found) > 20 * len(x) + 1_000_000:
-        many = f"{len(found)} images of {len(x)} samples"
-        instead = "pass coordinates='logit' or 'log' for some of them instead, or a smaller bandwidth"
-        raise ValueError(f"support of so many columns with kernels as wide makes {many}; {instead}")
     weights = None if request.weights is None else to_host(request.weights)[which]
     return replace(request, weights=weights), z._replace(array=found)
 

@@ -1,31 +1,6 @@
 """Fitted columns as what a file can hold, and back: numbers, strings and float64 arrays, each checked.
 
-The content of a file of the kind ``"Prepared"``, see :mod:`sdkde_core.archive`:
-
-=============  ====================================================================================================
-``request``    the options of :func:`sdkde_core.estimate` by name, but for ``bandwidth`` and ``weights``, or defaults
-``names``      of the columns of the data; empty without
-``rule``       where the bandwidth came from
-``selection``  how it was chosen from the data, the numbers and strings of a :class:`.Selection`; or null
-``dtype``      of the samples: ``"float32"`` or ``"float64"``
-``weighted``   whether the weights differ
-``rows``       how many query rows were expected when the backend was chosen
-``extent``     of the columns, in bandwidths
-``backend``    what was chosen
-``samples``    how many there were
-``groups``     of each group how many points it has, its scale and the log of its share
-``origin``     array library and device of the samples, and whether that is the host; NumPy where they cannot be had
-=============  ====================================================================================================
-
-Of a stacked density ``stacked`` is the list of its parts, for each what it is, the log of its share and such a content,
-and ``samples`` how many it was fitted to; its arrays are those of part 0, 1, … with ``part 0.`` and so on before them.
-
-Of a density in other coordinates ``coordinates`` is a list with, for each column, the name of its map and numbers, and
-``inner`` the content of the density there, of ``samples`` with their images where there are ends; normal scores have
-the array ``map 0`` and so on, by column.
-
-Its arrays: ``points`` (n, d), moved and whitened; ``log_weights`` (n,); ``centre`` (d,), what whitening subtracts;
-those of :meth:`.Bandwidth.arrays`; and ``selection.multiples`` and so on, the arrays of the selection.
+docs/architecture.md has the content of a file of the kind ``"Prepared"``; see :mod:`sdkde_core.archive`.
 """
 
 from __future__ import annotations
