@@ -31,15 +31,16 @@ def modes(fitted: Any, starts: Array | None = None) -> Array:
 def climb(fitted: Any, starts: Array, scale: Array, together: bool = False) -> tuple[Array, Array]:
     """Modes (k, d), highest first, and for each of ``starts`` (m, d) the index of its mode (m,), −1 without one.
 
-    ``together``: rows that meet within a quarter of a kernel's width go on as one, and steps are up to 64 times the
-    mean shift's where they are below half a bandwidth.
+    Steps are the mean shift's, times Barzilai and Borwein's factor ("Two-point step size gradient methods", 1988) where
+    that is below half a bandwidth. ``together``: rows that meet within a quarter of a kernel's width go on as one, and
+    the factor is at most 64 and doubles with every step.
     """
     rows, scale = np.array(starts, dtype=float), np.where(scale == 0.0, 1.0, scale)  # squares of data units overflow
     log, slope, unit = local(fitted, Argument.of("query", rows), scale)
     going = np.flatnonzero(np.isfinite(log))  # where the density is 0 there is no way up
     leader, which, longer = np.arange(len(rows)), np.full(len(rows), -1), np.ones(len(rows))
-    most, least, apart = (64.0, 1e-5, 1e-2) if together else (1.0, 1e-7, 1e-4)
-    within, shortest = (lambda x: x), (lambda x: x)
+    most, least, apart = (64.0, 1e-5, 1e-2) if together else (1e3, 1e-7, 1e-4)
+    within, shortest, been, before = (lambda x: x), (lambda x: x), rows.copy(), np.zeros_like(rows)
     if fitted.coordinates is not None:
         within, shortest = fitted.coordinates.within, fitted.coordinates.shortest
     for _ in range(300 if together else 5000):
@@ -47,13 +48,20 @@ def climb(fitted: Any, starts: Array, scale: Array, together: bool = False) -> t
             break
         step = np.linalg.solve(unit[going], slope[going][:, :, None])[:, :, 0]
         lengths = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step))  # in bandwidths
+        if not together:
+            gone = (rows[going] - been[going]) / scale
+            bent, square = (np.einsum("mi,mij,mj->m", gone, unit[going], v) for v in (before[going] - step, gone))
+            factor = np.where(bent > 0.0, np.clip(square / bent, 0.1, most), 4.0 * np.maximum(longer[going], 1.0))
+            longer[going] = np.where(square > 0.0, np.minimum(factor, most), longer[going])
+            been[going], before[going] = rows[going], step
         longer[going] = np.minimum(longer[going], np.maximum(0.5 / (lengths + 1e-9), 1.0))
         tried = within(rows[going] + longer[going, None] * step * scale)
         step = (within(rows[going] + step * scale) - rows[going]) / scale
         still = np.sqrt(np.einsum("mi,mij,mj->m", step, unit[going], step)) > least
         there = local(fitted, Argument.of("query", tried), scale)
         better = there[0] >= log[going] - 1e-12 * (1.0 + abs(log[going]))
-        longer[going] = np.where(better, np.minimum(most, 2.0 * longer[going]), 0.5 * longer[going])
+        longer[going] *= np.where(better, 2.0 if together else 1.0, 0.5)
+        longer[going] = np.minimum(longer[going], most)
         moved = going[better]
         rows[moved], log[moved], slope[moved], unit[moved] = (x[better] for x in (tried, *there))
         going = going[still & (longer[going] > 1e-9)]

@@ -234,7 +234,8 @@ def root(function: Any, q: Any, low: Array, high: Array, x: Array) -> Array:
         below, density = function(x[rows], rows)
         at, error = x[rows], below - q[rows]
         low[rows], high[rows] = np.where(error < 0.0, at, low[rows]), np.where(error < 0.0, high[rows], at)
-        tried = at - error / density
+        tail, share = (np.where(q[rows] < 0.5, x, 1.0 - x) for x in (below, q[rows]))  # whose logs are nearly parabolas
+        tried = at - np.where(q[rows] < 0.5, 1.0, -1.0) * tail * np.log(tail / share) / density
         between = (tried > low[rows]) & (tried < high[rows])
         x[rows] = np.where(between, tried, 0.5 * low[rows] + 0.5 * high[rows])
         done = (abs(error) <= 1e-12 * np.minimum(q, 1.0 - q)[rows]) | (x[rows] == at)
