@@ -10,7 +10,7 @@ from typing import Any, Unpack, overload
 
 import numpy as np
 
-from .arrays import Argument, Array, Origin, check_names, detached, is_dask, is_traced, public, to_host
+from .arrays import Argument, Array, Origin, check_names, detached, is_attached, is_dask, is_traced, public, to_host
 from .arrays.frames import Column, Frame, Kind, Plain, Rows, Same, T, Values, labelled
 from .bandwidth.matrix import Bandwidth
 from .bandwidth.rules import BandwidthLike, Rule, check_rule, resolve
@@ -199,7 +199,7 @@ def _evaluated(request: Request, train: Any, query: Any, log: bool, out: Any, pr
         result = _by_batches(request, train, query, log, out, progress)
     elif "torch" in sys.modules and is_traced(query):
         return follow(cache(lambda: fit(request, train)), "score" if score else "log" if log else "density", query)
-    elif request.apart:
+    elif request.apart or _by_query_alone(request, train, query):
         prepared = fit(request, train)
         return prepared.grad_log_density(given) if score else prepared.estimate(given, log=log)
     else:
@@ -208,6 +208,13 @@ def _evaluated(request: Request, train: Any, query: Any, log: bool, out: Any, pr
     if out is not None or type(given) is np.ndarray:
         return result
     return labelled(given, result, "grad_log_density" if score else "log_density" if log else "density")
+
+
+def _by_query_alone(request: Request, train: Any, query: Any) -> bool:
+    """Whether derivatives are by the query only: then samples are moved by any backend, at the same precision."""
+    if not (request.passes[0].moves and is_attached(query) and getattr(train, "dtype", None) == query.dtype):
+        return False
+    return not any(map(is_attached, (train, request.weights, request.bandwidth)))
 
 
 def _by_batches(request: Request, train: Any, query: Any, log: bool, out: Any, progress: Any) -> Any:

@@ -275,5 +275,6 @@ def test_the_choice_is_logged(caplog):
 
 
 def test_gradients_without_pytorch(monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for name in ("torch", "torch._dynamo"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     assert sdkde_core.grad_log_density(np.eye(3), bandwidth=0.4, backend="numpy").shape == (3, 3)

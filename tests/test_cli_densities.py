@@ -410,8 +410,7 @@ def test_points_that_change_while_they_are_read(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="closes streams in a shell")
 def test_closed_streams(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(50, 2)))
-    code = "from sdkde_core.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "estimate", "x.npy", "-o"]
+    command = [sys.executable, "-c", "from sdkde_core.cli.main import main; main()", "estimate", "x.npy", "-o"]
     for output, closed in (("y.npy", "2>&-"), ("-", ">&-")):
         done = subprocess.run(
             f"{shlex.join([*command, output])} {closed}", shell=True, cwd=tmp_path, capture_output=True, text=True

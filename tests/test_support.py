@@ -319,7 +319,6 @@ def test_a_stack_round_a_circle_has_one_mode_across_its_beginning():
     ("draw", "unit"),
     [
         (lambda r: np.where(r.random(600) < 0.6, 0.0, r.exponential(size=600)), 0.0),
-        (lambda r: np.where(r.random(600) < 0.3, 0.0, r.gamma(3, size=600)), 0.0),
         (lambda r: np.round(2.0 * r.exponential(size=2000)) / 2.0, 0.5),
         (lambda r: r.poisson(2.0, size=1000) * 1.0, 1.0),
     ],
@@ -329,11 +328,9 @@ def test_zeros_and_rounding_bend_nothing(draw, unit):
     density = sdkde_core.prepare(x, support=(0, None))
     for low, high in [(-0.5 * unit, 0.5 * unit), (0.5 * unit, 1.5 * unit)] if unit else [(0.0, 1.5), (1.5, 3.0)]:
         assert abs(density.probability(low, high) - np.mean((low <= x) & (x < high))) < 0.04
-    stack = np.random.default_rng(1).integers(1, 6, size=(300, 2)) * 1.0
-    assert sdkde_core.prepare(stack, method="stacked", support=[(1, 5)] * 2).estimate(stack[:1])[0] < 1.0
 
 
-@pytest.mark.parametrize("high", [0.0, 1.0, 3.0, 0.1])
+@pytest.mark.parametrize("high", [0.0, 1.0, 0.1])
 def test_samples_on_the_upper_end_have_images_as_on_the_lower_one(high):
     x = np.minimum(np.random.default_rng(0).normal(size=500), 1.0) - 1.0
     how = {"method": "kde", "bandwidth": 0.3}
@@ -366,3 +363,5 @@ def test_cells_go_across_the_cut_and_fit_into_the_support():
         assert abs((heights >= density.hdr(mass)).mean() - mass) < 0.006
     wide = sdkde_core.prepare([0.2, 0.4, 0.7], method="kde", bandwidth=20.0, support=(0, 1))
     assert wide.cov()[0, 0] == pytest.approx(1 / 12, rel=1e-3) and wide.hdr(0.5) == pytest.approx(1.0, rel=1e-3)
+    with pytest.raises(ValueError, match="makes more than"):
+        sdkde_core.prepare(np.random.default_rng(0).random((300, 6)), support=[("circular", 1)] * 6)
