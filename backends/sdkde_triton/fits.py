@@ -305,8 +305,8 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
     i, k, DD = tl.arange(0, MOST), tl.arange(0, DIM), DIM * DIM
     here, diagonal, correlated = k[:, None] * DIM + k[None, :], k[:, None] == k[None, :], _at(state, 4, DIM)
     shares = tl.load(state + MOST + i)
-    share, root_log = tl.sum(shares * shares, 0), tl.load(correlated + 2 * DD + 2)
-    mixed = (asked > 0) & (tl.load(correlated + 2 * DD + 3) < 1.0 / least)
+    share, root_log = tl.sum(shares * shares, 0), tl.load(correlated + 2 * DD + 2, mask=asked > 0, other=0.0)
+    mixed = (asked > 0) & (tl.load(correlated + 2 * DD + 3, mask=asked > 0, other=0.0) < 1.0 / least)
     oriented, full = mixed & (-root_log > constant), asked < 0
     if FULL:
         begun = _at(state, tl.load(_at(state, 6, DIM) + 2 * DD + 4).to(tl.int32), DIM) + DD
@@ -324,6 +324,8 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
     taken, good, middle = tl.full((), 0, tl.int32), asked < 0, f64(0.0)
     for step in range(7):
         fit, other = tl.where(step < 6, step // 2 * 2 + 2, taken), tl.where(step < 6, taken + step % 2, 0)
+        allowed = (fit == 2) | ((fit == 4) & oriented) | ((fit == 6) & full)
+        fit = tl.where(allowed, fit, 0)  # others may not have been made
         one, two = _at(state, fit, DIM) + 2 * DD, _at(state, other, DIM) + 2 * DD
         rest = tl.load(one + 8 + i, mask=i < n, other=0.0) - tl.load(two + 8 + i, mask=i < n, other=0.0)
         rest += tl.load(one) - tl.load(two)
@@ -336,7 +338,6 @@ def shape_kernel(x, state, shape, out, n, d, m, asked, least, constant, FULL: tl
         errors = tl.where(fit == 4, tl.maximum(-1.5, 1.0 + 5.0 * root_log / d), 2.0)
         score = tl.where(error > 0.0, (mean - more * share) / error, 0.0)
         good = (score > errors) & (good | (step % 2 == 0))
-        allowed = (fit == 2) | ((fit == 4) & oriented) | ((fit == 6) & full)
         taken = tl.where(good & allowed & (step % 2 == 1) & (step < 6), fit, taken)
     at = _at(state, taken, DIM)
     times = tl.exp((tl.where(taken > 2, -root_log, 0.0) - tl.load(at + 2 * DD)) / d)
