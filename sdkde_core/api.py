@@ -212,7 +212,8 @@ def _evaluated(request: Request, train: Any, query: Any, log: bool, out: Any, pr
 
 def _by_query_alone(request: Request, train: Any, query: Any) -> bool:
     """Whether derivatives are by the query only: then samples are moved by any backend, at the same precision."""
-    if not (request.passes[0].moves and is_attached(query) and getattr(train, "dtype", None) == query.dtype):
+    plain = request.passes[0].moves and request.backend == "auto" and not request.adaptive
+    if not (plain and is_attached(query) and getattr(train, "dtype", None) == query.dtype):
         return False
     return not any(map(is_attached, (train, request.weights, request.bandwidth)))
 

@@ -196,6 +196,7 @@ def test_quantiles_invert_the_distribution_function():
     q = np.array([1e-300, 1e-12, 0.01, 0.5, 0.99, 1 - 1e-12])
     np.testing.assert_allclose(line.cdf(line.quantile(q)), q, rtol=1e-6)
     assert line.quantile(0.0) == -np.inf and line.quantile(1.0) == np.inf
+    assert sdkde_core.prepare(np.append(X[:, 0], 1e12), bandwidth=0.4).quantile([0.5, 1 - 1e-9])[1] > 9e11
     for wrong in (-0.1, 1.1, np.nan):
         with pytest.raises(ValueError, match="q "):
             line.quantile(wrong)

@@ -38,8 +38,7 @@ def test_what_is_accepted_is_right_and_what_is_refused_is_nearly_wrong(precision
     for away in (0.1, 3.0, 27.0, 300.0):  # at 45 bandwidths rounding matters most beside the tolerance
         assert error(0.9 * reach, away) < 1.0
     said = re.escape(f"precision='{precision}' holds up to {reach:.2g}")
-    warned = precision == "float64"  # as no other has more digits
-    with pytest.warns(SdkdeWarning, match=said) if warned else pytest.raises(ValueError, match=said):
+    with pytest.warns(SdkdeWarning, match=said) if precision == "float64" else pytest.raises(ValueError, match=said):
         assert error(10.0 * reach, 0.1) < 10.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(REACH, precision, np.inf)

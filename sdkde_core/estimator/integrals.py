@@ -183,7 +183,10 @@ def quantiles(fitted: Any, q: Array) -> Array:
         start = centre[0] + h * np.interp(q, np.cumsum(np.exp(log_weights[order])), points[order, 0])
 
     def below(x: Array, rows: Array) -> tuple[Array, Array]:
-        return function(x), np.asarray(densities(fitted, Argument.of("query", x), log=False), dtype=np.float64)
+        try:
+            return function(x), np.asarray(densities(fitted, Argument.of("query", x), log=False), dtype=np.float64)
+        except ValueError:  # beyond the precision's reach: then by halves
+            return function(x), np.full(len(x), math.nan)
 
     return np.where(inside, root(below, np.where(inside, q, 0.5), low, high, start), np.where(q <= 0, *ends))
 
