@@ -317,7 +317,7 @@ class Prepared:
         """Return the probability of the box between two corners.
 
         Needs SciPy. Exact to rounding where the bandwidth is one number per dimension. A full matrix takes quadrature
-        in two dimensions, right to some 1e-10, and Genz's method over 2,048 to 16,384 points in more, to some 1e-4.
+        in two dimensions, right to some 1e-10, and Genz's method over 32 to 16,384 points a kernel in more, to 1e-4.
 
         Parameters
         ----------
